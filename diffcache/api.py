@@ -1,0 +1,279 @@
+"""wrap, unwrap, reset, report, disabled, chunk, kv_write: the front door."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from .denoiser import ATTRIBUTE, Denoiser
+from .errors import DiffcacheError, DiffcacheWarning
+from .hooks import InstancePatch
+from .policy import Policy
+from .records import Report
+from .registry import get_policy
+
+PolicyLike = str | Path | Policy
+PIPELINE_ATTRIBUTE = "_diffcache_pipeline"
+
+
+def wrap(
+    target: Any,
+    policy: PolicyLike | Mapping[str, PolicyLike] = "balanced",
+    *,
+    strict: bool = False,
+    **overrides: Any,
+) -> Any:
+    """Makes a pipeline or a denoiser reuse what it computed before; in place.
+
+    Args:
+        target: a diffusers pipeline (all its denoisers are wrapped), a denoiser, any module with a timestep,
+            or a class: then a factory with the class's constructors is returned.
+        policy: a name (`diffcache.policies()`), a `Policy`, the path of one, or a mapping from denoiser names
+            ("transformer_2") to any of these.
+        strict: raise where a run would only have said that it skipped nothing.
+        overrides: settings of the policy's parts by name (`threshold=0.1`), or whole parts (`site="model"`).
+
+    Returns:
+        `target` itself, or the factory.
+
+    Raises:
+        ValueError: unknown policy or setting, nothing to wrap, or another cache is already at work.
+    """
+    if isinstance(target, type):
+        return WrappedClass(target, policy, strict, overrides)
+    found = _denoisers(target)
+    policies = _policies(found, policy, overrides)
+    for name, module in found.items():
+        _refuse_double(name, module)
+    for name, module in found.items():
+        if name not in policies:
+            continue
+        if ATTRIBUTE in module.__dict__:
+            module.__dict__[ATTRIBUTE].set_policy(policies[name])
+            module.__dict__[ATTRIBUTE].strict = strict
+        else:
+            Denoiser(module, name, policies[name], strict)
+    if not isinstance(target, nn.Module):
+        _watch(target, [d for d in map(_state, found.values()) if d is not None])
+    return target
+
+
+def unwrap(target: Any) -> Any:
+    """Takes everything off again, as if it had never been there; returns `target`."""
+    for module in _denoisers(target, wrapped_only=True).values():
+        state = _state(module)
+        if state is not None:
+            state.remove()
+    patch = getattr(target, "__dict__", {}).get(PIPELINE_ATTRIBUTE)
+    if patch is not None:
+        patch.remove()
+        del target.__dict__[PIPELINE_ATTRIBUTE]
+    return target
+
+
+def reset(target: Any) -> None:
+    """Drops all history and rows; the next call begins a new trajectory."""
+    for state in _states(target):
+        state.reset()
+
+
+def report(target: Any) -> Report:
+    """What the last run computed, reused and saved, and why.
+
+    Raises:
+        ValueError: `target` is not wrapped.
+        DiffcacheError: with strict, the last run skipped nothing.
+    """
+    states = _states(target)
+    for state in states:
+        _complain(state, raising_only=True)
+    tokens = [state.recorder.token for state in states if state.recorder.rows]
+    # An expert that was not called in the last run has rows of an older one.
+    current = [
+        s for s in states if not tokens or s.recorder.token is tokens[0] or not s.recorder.rows
+    ]
+    modules = {
+        state.name: {
+            "policy": state.policy.name,
+            "site": state.policy.site.kind,
+            "hooked": state.site.hooked,
+            "bytes_peak": state.store.bytes_peak,
+            "bytes_held": state.store.bytes_held,
+        }
+        for state in states
+    }
+    names = dict.fromkeys(state.policy.name for state in states)
+    return Report(", ".join(names), modules, {state.name: state.recorder for state in current})
+
+
+@contextmanager
+def disabled(target: Any) -> Iterator[Any]:
+    """Calls within compute everything and leave no trace; history from before is dropped."""
+    states = _states(target)
+    for state in states:
+        state.clear()
+        state.clock.reset()
+        state.paused += 1
+    try:
+        yield target
+    finally:
+        for state in states:
+            state.paused -= 1
+
+
+@contextmanager
+def chunk(target: Any, index: int) -> Iterator[None]:
+    """Calls within belong to chunk `index` of an autoregressive video."""
+    states = _states(target)
+    before = [state.clock.chunk for state in states]
+    for state in states:
+        state.clock.chunk = index
+    try:
+        yield
+    finally:
+        for state, old in zip(states, before, strict=True):
+            state.clock.chunk = old
+
+
+@contextmanager
+def kv_write(target: Any) -> Iterator[None]:
+    """Calls within leave keys and values behind: they are always computed, and no history sees them."""
+    states = _states(target)
+    for state in states:
+        state.clock.pass_kind = "kv_write"
+    try:
+        yield
+    finally:
+        for state in states:
+            state.clock.pass_kind = "denoise"
+
+
+class WrappedClass:
+    """A class's constructors, each returning a wrapped instance; the class itself stays as it is."""
+
+    def __init__(self, cls: type, policy: Any, strict: bool, overrides: dict[str, Any]) -> None:
+        self._cls, self._settings = cls, (policy, strict, overrides)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapped(self._cls(*args, **kwargs))
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._cls, name)
+        if not callable(attribute) or getattr(attribute, "__self__", None) is not self._cls:
+            return attribute
+
+        def construct(*args: Any, **kwargs: Any) -> Any:
+            return self._wrapped(attribute(*args, **kwargs))
+
+        return construct
+
+    def __repr__(self) -> str:
+        return f"diffcache.wrap({self._cls.__name__})"
+
+    def _wrapped(self, made: Any) -> Any:
+        if not isinstance(made, self._cls):
+            return made
+        policy, strict, overrides = self._settings
+        return wrap(made, policy, strict=strict, **overrides)
+
+
+def _denoisers(target: Any, wrapped_only: bool = False) -> dict[str, nn.Module]:
+    """The denoisers of a target by name.
+
+    Raises:
+        ValueError: there is nothing that could be wrapped.
+    """
+    if isinstance(target, nn.Module):
+        return {type(getattr(target, "_orig_mod", target)).__name__: target}
+    from .pipelines.denoisers import denoisers, is_pipeline
+
+    if not is_pipeline(target):
+        raise ValueError(
+            f"cannot wrap a {type(target).__name__}: give a diffusers pipeline, a module or a class"
+        )
+    found = denoisers(target)
+    if not found and not wrapped_only:
+        raise ValueError(
+            f"{type(target).__name__} has no denoiser (a module called with a timestep)"
+        )
+    return found
+
+
+def _policies(
+    found: Mapping[str, nn.Module],
+    policy: PolicyLike | Mapping[str, PolicyLike],
+    overrides: Mapping[str, Any],
+) -> dict[str, Policy]:
+    if not isinstance(policy, Mapping):
+        one = get_policy(policy, **overrides)
+        return dict.fromkeys(found, one)
+    for name in policy:
+        if name not in found:
+            raise ValueError(f"no denoiser is called {name!r}; there are: {', '.join(found)}")
+    return {name: get_policy(value, **overrides) for name, value in policy.items()}
+
+
+def _refuse_double(name: str, module: nn.Module) -> None:
+    if getattr(module, "is_cache_enabled", False):
+        raise ValueError(f"diffusers already caches {name}: call {name}.disable_cache() first")
+
+
+def _state(module: nn.Module) -> Denoiser | None:
+    return module.__dict__.get(ATTRIBUTE)
+
+
+def _states(target: Any) -> list[Denoiser]:
+    states = [state for state in map(_state, _denoisers(target).values()) if state is not None]
+    if not states:
+        raise ValueError(
+            f"this {type(target).__name__} is not wrapped: call diffcache.wrap on it first"
+        )
+    return states
+
+
+def _watch(pipeline: Any, states: list[Denoiser]) -> None:
+    """Lets the denoisers see the pipeline's scheduler, and free their history when its call ends."""
+    for state in states:
+        state.clock.watch(pipeline)
+    if PIPELINE_ATTRIBUTE in pipeline.__dict__ or not hasattr(pipeline, "maybe_free_model_hooks"):
+        return
+    reference: Callable[[], Any] = weakref.ref(pipeline)
+    original = type(pipeline).maybe_free_model_hooks
+
+    def maybe_free_model_hooks() -> Any:
+        owner = reference()
+        try:
+            _end_of_run(owner)
+        finally:
+            result = original(owner)
+        return result
+
+    patch = InstancePatch(pipeline, "maybe_free_model_hooks", maybe_free_model_hooks)
+    pipeline.__dict__[PIPELINE_ATTRIBUTE] = patch
+
+
+def _end_of_run(pipeline: Any) -> None:
+    for module in _denoisers(pipeline, wrapped_only=True).values():
+        state = _state(module)
+        if state is not None:
+            state.clear()
+            _complain(state)
+
+
+def _complain(state: Denoiser, raising_only: bool = False) -> None:
+    """Says that a run skipped nothing: raises with strict, else warns once."""
+    reason = state.skipped_nothing()
+    if reason is None:
+        return
+    text = f"{state.name}: policy {state.policy.name!r} skipped nothing ({reason}); see diffcache.report"
+    if state.strict:
+        raise DiffcacheError(text)
+    if not raising_only and not state.warned:
+        state.warned = True
+        warnings.warn(text, DiffcacheWarning, stacklevel=4)

@@ -1,0 +1,210 @@
+"""One wrapped denoiser: what happens in each of its calls, in the order that DESIGN fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from .context import CallContext, Clock
+from .features.cell import Cell, Decision
+from .features.store import TensorStore
+from .hooks import InstalledForward, NamedContext
+from .model_site import ModelSite
+from .policy import Policy
+from .records import Recorder, Row
+from .signature import CallSignature
+from .stack_site import StackSite
+
+ATTRIBUTE = "_diffcache"
+
+
+class Denoiser:
+    """The state of one wrapped module; it lives in that module's `__dict__`.
+
+    Raises:
+        ValueError: the module's forward takes no timestep, or the policy's site is not found in it.
+    """
+
+    def __init__(self, module: nn.Module, name: str, policy: Policy, strict: bool) -> None:
+        self.module = module
+        self.name = name
+        self.strict = strict
+        self.paused = 0
+        self.clock = Clock()
+        self.recorder = Recorder()
+        self.compiled = hasattr(module, "_orig_mod")
+        inner = module._orig_mod if self.compiled else module
+        self.signature = CallSignature(type(inner).forward, type(inner).__name__)
+        self.set_policy(policy)
+        self._forward = InstalledForward(module, self.call)
+        self._context = (
+            NamedContext(module, self._heard) if hasattr(module, "cache_context") else None
+        )
+        module.__dict__[ATTRIBUTE] = self
+
+    def set_policy(self, policy: Policy) -> None:
+        """Replaces the policy; the history made under the old one is dropped.
+
+        Raises:
+            ValueError: the policy's site is not found in this module; the old policy stays.
+        """
+        site = StackSite(self, policy) if policy.site.blocks else ModelSite(self)
+        self.policy = policy
+        self.site = site
+        self.store = TensorStore(policy.store)
+        self.cells: dict[tuple[Any, ...], Cell] = {}
+        self.warned = False
+        self.clock.reset()
+
+    def remove(self) -> None:
+        """Takes everything off the module again."""
+        self.clear()
+        self._forward.remove()
+        if self._context is not None:
+            self._context.remove()
+        self.module.__dict__.pop(ATTRIBUTE, None)
+
+    def call(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Stands in for `module.forward`."""
+        if self.paused:
+            return original(*args, **kwargs)
+        begun = perf_counter()
+        first = len(self.recorder.rows)
+        output = self._run(original, args, kwargs)
+        if len(self.recorder.rows) > first:
+            self.recorder.rows[first].seconds = perf_counter() - begun
+        return output
+
+    def _run(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        call = self.signature.bind(args, kwargs)
+        if self.clock.pass_kind != "denoise":
+            return self._plain(original, args, kwargs, self.clock.pass_kind, call.timestep)
+        if self._records_gradients(call.hidden_states):
+            return self._plain(original, args, kwargs, "gradients are recorded", call.timestep)
+        before = self.clock.trajectory
+        context = self.clock.begin(call)
+        if context is None:
+            self.clear()
+            return self._plain(original, args, kwargs, "no single time", None)
+        if context.new is not None:
+            self._new_trajectory(context, before)
+        if self.policy.axis == "chunk" and context.chunk is not None:
+            context = replace(context, time=float(context.chunk))
+        first = len(self.recorder.rows)
+        output = self.site.run(context, call, original, args, kwargs)
+        if len(self.recorder.rows) == first:
+            self.record(context, Decision(False, "nothing in this forward can be skipped"))
+        self._free_served(context)
+        return output
+
+    def cell(self, context: CallContext, place: str) -> Cell:
+        """The cell of one place in this call's branch (and step, on the chunk axis)."""
+        key: tuple[Any, ...] = (context.branch, place)
+        if self.policy.axis == "chunk":
+            key = (*key, context.step)
+        if key not in self.cells:
+            self.cells[key] = Cell(self.policy, self.store)
+        return self.cells[key]
+
+    def record(
+        self, context: CallContext, decision: Decision, site: str | None = None, saved: float = 0.0
+    ) -> Row:
+        row = Row(
+            self.name,
+            site or self.policy.site.kind,
+            context.branch,
+            context.chunk,
+            context.step,
+            context.timestep,
+            context.sigma,
+            "reuse" if decision.reuse else "compute",
+            decision.reason,
+            decision.metric,
+            decision.error,
+            saved,
+        )
+        self.recorder.add(row)
+        return row
+
+    def clear(self) -> None:
+        """Drops all history."""
+        for cell in self.cells.values():
+            cell.clear()
+        self.cells = {}
+
+    def reset(self) -> None:
+        """As after wrap: no history, no trajectory, no rows."""
+        self.clear()
+        self.clock.reset()
+        self.recorder.begin(None)
+
+    def skipped_nothing(self) -> str | None:
+        """The reason why a run in which calls were made skipped nothing, else None."""
+        rows = self.recorder.rows
+        exact = self.policy == self.policy.with_settings(**self.policy.exact) and bool(
+            self.policy.exact
+        )
+        if exact or not rows or any(row.decision == "reuse" for row in rows):
+            return None
+        reasons = [row.reason for row in rows]
+        return max(set(reasons), key=reasons.count)
+
+    def _heard(self, named: tuple[str, dict[str, Any]] | None) -> None:
+        self.clock.named = named
+
+    def _plain(
+        self,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        reason: str,
+        t: float | None,
+    ) -> Any:
+        """Computes without touching any history."""
+        name = self.clock.named[0] if self.clock.named else "all"
+        time = float("nan") if t is None else t
+        context = CallContext(
+            name, self.clock.chunk, 0, 0, time, None, time, self.clock.pass_kind, None, None
+        )
+        output = original(*args, **kwargs)
+        self.record(context, Decision(False, reason))
+        return output
+
+    def _new_trajectory(self, context: CallContext, before: Any) -> None:
+        trajectory = self.clock.trajectory
+        assert trajectory is not None
+        token = trajectory.schedule.token if trajectory.schedule else None
+        further = (
+            context.chunk is not None and before is not None and (before.chunk or 0) < context.chunk
+        )
+        carries = (
+            self.policy.axis == "chunk" and further and before.signature == trajectory.signature
+        )
+        if not carries:
+            self.clear()
+        # A conditioning that changes within a run, or the next chunk of one, does not begin a new report.
+        same_run = token is not None and token is self.recorder.token
+        if not further and not same_run and context.new != "conditioning changed":
+            self.recorder.begin(token)
+
+    def _free_served(self, context: CallContext) -> None:
+        """A branch gives its bytes back once the scheduler's last timestep was served."""
+        if self.policy.axis == "chunk" or not self.clock.last_served(context):
+            return
+        for key in [key for key in self.cells if key[0] == context.branch]:
+            self.cells.pop(key).clear()
+
+    def _records_gradients(self, hidden_states: torch.Tensor) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        parameter = next(self.module.parameters(), None)
+        return hidden_states.requires_grad or (parameter is not None and parameter.requires_grad)

@@ -1,0 +1,211 @@
+"""A cell: what is remembered at one site of one branch, and the four stages in their order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..context import CallContext
+from .store import TensorStore
+
+if TYPE_CHECKING:
+    from ..policy import Policy
+
+# Errors are measured on at most about this many elements of a tensor, taken at an even stride.
+ERROR_SAMPLE = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a cell says about one call."""
+
+    reuse: bool
+    reason: str
+    metric: float | None = None
+    error: float | None = None
+
+
+@dataclass(slots=True)
+class Entry:
+    """One computed step: its time and its tensors (outputs or residuals, one for each stream)."""
+
+    time: float
+    tensors: tuple[Tensor, ...]
+    finite: Tensor
+
+
+class Cell:
+    """History, fingerprint and counters of one (site, branch), or (site, branch, step) on the chunk axis."""
+
+    def __init__(self, policy: Policy, store: TensorStore) -> None:
+        self.policy = policy
+        self.store = store
+        self.history: list[Entry] = []
+        self.numbers: dict[str, float] = {}
+        self.computed = 0
+        self.reused = 0
+        self.reuses_in_a_row = 0
+        self._kept: dict[str, Tensor] = {}
+        self._norm: tuple[Tensor, Tensor] | None = None
+
+    def decide(self, context: CallContext, fingerprint: Tensor | None) -> Decision:
+        """Guards, then probe and metric, then the gate. Counts nothing yet."""
+        value = self._measure(fingerprint)
+        reason = self.policy.guards.reason(context, self)
+        if reason is not None:
+            return Decision(False, reason, value)
+        if value is not None and not math.isfinite(value):
+            return Decision(False, "non-finite metric", value)
+        reuse = self.policy.gate.reuse(context, value, self)
+        return Decision(reuse, self.policy.gate.kind, value)
+
+    def predict(self, time: float, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Fresh tensors for `time`, one for each stream, with the dtype and device of `like`."""
+        times = [entry.time for entry in self.history]
+        weights = self.policy.predictor.weights(times, time, self)
+        self.reused += 1
+        self.reuses_in_a_row += 1
+        return tuple(
+            self._combine([entry.tensors[stream] for entry in self.history], weights, template)
+            for stream, template in enumerate(like)
+        )
+
+    def push(
+        self,
+        context: CallContext,
+        fingerprint: Tensor | None,
+        outputs: tuple[Tensor, ...],
+        truth: Tensor,
+    ) -> float | None:
+        """Takes in a computed step.
+
+        Args:
+            outputs: what is remembered, one tensor for each stream: outputs or residuals.
+            truth: the site's true output, for the metric.
+
+        Returns:
+            The relative L1 error that the prediction of this step would have had; None without history.
+        """
+        time, policy = context.time, self.policy
+        error = self._check(time, outputs)
+        if error is not None:
+            self.numbers["error"] = error
+        if fingerprint is not None and policy.metric is not None:
+            policy.metric.learn(fingerprint, truth, self)
+            self.keep("reference", fingerprint)
+        policy.gate.learn(context, self)
+        self._remember(time, outputs)
+        self.computed += 1
+        self.reuses_in_a_row = 0
+        return error
+
+    def finite(self) -> bool:
+        """Whether the newest entry holds no NaN or infinity (read late, so that the device can run on)."""
+        return bool(self.history[-1].finite)
+
+    def keep(self, name: str, tensor: Tensor) -> None:
+        """Replaces the tensor held under `name` by a copy of `tensor`; drops it where it does not fit."""
+        held = self._kept.get(name)
+        same = held is not None and held.shape == tensor.shape and held.device == tensor.device
+        if held is not None and same and held.dtype == tensor.dtype:
+            held.copy_(tensor)
+            self._norm = None if self._norm is not None and self._norm[0] is held else self._norm
+            return
+        if held is not None:
+            self.store.drop(self._kept.pop(name))
+        copy = self.store.put(tensor)
+        if copy is not None:
+            self._kept[name] = copy
+
+    def kept(self, name: str, like: Tensor) -> Tensor | None:
+        """The tensor held under `name` on the device and in the dtype of `like`."""
+        held = self._kept.get(name)
+        return None if held is None else held.to(like.device, like.dtype)
+
+    def kept_norm(self, reference: Tensor) -> Tensor:
+        """mean |reference|, computed once for each reference."""
+        if self._norm is None or self._norm[0] is not reference:
+            self._norm = (reference, reference.abs().mean())
+        return self._norm[1]
+
+    def clear(self) -> None:
+        """Forgets everything and gives the bytes back."""
+        for entry in self.history:
+            self._drop(entry)
+        for tensor in self._kept.values():
+            self.store.drop(tensor)
+        self.history, self._kept, self.numbers, self._norm = [], {}, {}, None
+        self.computed = self.reused = self.reuses_in_a_row = 0
+
+    def _measure(self, fingerprint: Tensor | None) -> float | None:
+        metric = self.policy.metric
+        if metric is None or fingerprint is None:
+            return None
+        reference = self.kept("reference", fingerprint)
+        if reference is None or reference.shape != fingerprint.shape:
+            return None
+        value = metric.measure(fingerprint, reference, self)
+        if metric.reference == "previous":
+            self.keep("reference", fingerprint)
+        return None if value is None else float(value)
+
+    def _check(self, time: float, outputs: tuple[Tensor, ...]) -> float | None:
+        """Compares what would have been predicted for `time` with the truth, on a sample of elements."""
+        if not self.history:
+            return None
+        samples = [_sample(entry.tensors[0]) for entry in self.history]
+        truth = _sample(outputs[0]).to(samples[0].device).float()
+        stacked = torch.stack([sample.float() for sample in samples])
+        scale = truth.abs().mean()
+
+        def error(weights: list[float]) -> float:
+            predicted = torch.tensor(weights, device=stacked.device) @ stacked
+            return float((predicted - truth).abs().mean() / scale)
+
+        times = [entry.time for entry in self.history]
+        return self.policy.predictor.learn(times, time, error, self)
+
+    def _remember(self, time: float, outputs: tuple[Tensor, ...]) -> None:
+        """Adds an entry, making room first: the budget holds at every moment."""
+        # A second call at the same time replaces the first: two equal times cannot be interpolated.
+        for entry in [entry for entry in self.history if entry.time == time]:
+            self.history.remove(entry)
+            self._drop(entry)
+        needed = sum(self.store.nbytes(tensor) for tensor in outputs)
+        while self.history and (
+            len(self.history) >= self.policy.predictor.depth or not self.store.fits(needed)
+        ):
+            self._drop(self.history.pop(0))
+        held = []
+        for tensor in outputs:
+            copy = self.store.put(tensor)
+            if copy is None:
+                for other in held:
+                    self.store.drop(other)
+                return
+            held.append(copy)
+        self.history.append(Entry(time, tuple(held), torch.isfinite(outputs[0]).all()))
+
+    def _drop(self, entry: Entry) -> None:
+        for tensor in entry.tensors:
+            self.store.drop(tensor)
+
+    @staticmethod
+    def _combine(tensors: list[Tensor], weights: list[float], like: Tensor) -> Tensor:
+        """The weighted sum in fp32; a hold is an exact copy."""
+        if weights[-1] == 1.0 and not any(weights[:-1]):
+            return tensors[-1].to(like.device, like.dtype, copy=True)
+        total = tensors[-1].to(like.device, torch.float32) * weights[-1]
+        for tensor, weight in zip(tensors[:-1], weights[:-1], strict=True):
+            if weight:
+                total.add_(tensor.to(like.device, torch.float32), alpha=weight)
+        return total.to(like.dtype)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = tensor.reshape(-1)
+    return flat[:: max(1, flat.numel() // ERROR_SAMPLE)]

@@ -1,0 +1,46 @@
+"""Metrics: how far a fingerprint lies from an earlier one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from .base import Metric, part
+from .cell import Cell
+
+
+@part("metric")
+@dataclass(frozen=True, kw_only=True)
+class RelativeL1(Metric):
+    """mean |now - reference| / mean |reference|, the reference being the last computed step's."""
+
+    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> Tensor:
+        return (now - reference).abs().mean() / cell.kept_norm(reference)
+
+
+@part("metric")
+@dataclass(frozen=True, kw_only=True)
+class RateScaled(Metric):
+    """k * mean |now - previous| / mean |last output|, with k = mean |d out| / mean |d in|.
+
+    The rate k is taken between the last two computed steps. Source: EasyCache, arXiv 2507.02860.
+    """
+
+    reference: ClassVar[str] = "previous"
+
+    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> Tensor | float | None:
+        rate = cell.numbers.get("rate")
+        if rate is None:
+            return None
+        return rate * (now - reference).abs().mean()
+
+    def learn(self, now: Tensor, truth: Tensor, cell: Cell) -> None:
+        last_in, last_out = cell.kept("last_in", now), cell.kept("last_out", truth)
+        if last_in is not None and last_out is not None:
+            moved = (now - last_in).abs().mean()
+            rate = (truth - last_out).abs().mean() / moved / truth.abs().mean()
+            cell.numbers["rate"] = float(rate)
+        cell.keep("last_in", now)
+        cell.keep("last_out", truth)
