@@ -32,12 +32,13 @@ def wrap(
     """Makes a pipeline or a denoiser reuse what it computed before; in place.
 
     Args:
-        target: a diffusers pipeline (all its denoisers are wrapped), a denoiser, any module with a timestep,
-            or a class: then a factory with the class's constructors is returned.
-        policy: a name (`diffcache.policies()`), a `Policy`, the path of one, or a mapping from denoiser names
-            ("transformer_2") to any of these.
+        target: a diffusers pipeline (all its denoisers are wrapped), a denoiser, any module with a
+            timestep, or a class: then a factory with the class's constructors is returned.
+        policy: a name (`diffcache.policies()`), a `Policy`, the path of one, or a mapping from
+            denoiser names ("transformer_2") to any of these.
         strict: raise where a run would only have said that it skipped nothing.
-        overrides: settings of the policy's parts by name (`threshold=0.1`), or whole parts (`site="model"`).
+        overrides: settings of the policy's parts by name (`threshold=0.1`), or whole parts
+            (`site="model"`).
 
     Returns:
         `target` itself, or the factory.
@@ -49,16 +50,7 @@ def wrap(
         return WrappedClass(target, policy, strict, overrides)
     found = _denoisers(target)
     policies = _policies(found, policy, overrides)
-    for name, module in found.items():
-        _refuse_double(name, module)
-    for name, module in found.items():
-        if name not in policies:
-            continue
-        if ATTRIBUTE in module.__dict__:
-            module.__dict__[ATTRIBUTE].set_policy(policies[name])
-            module.__dict__[ATTRIBUTE].strict = strict
-        else:
-            Denoiser(module, name, policies[name], strict)
+    _install({name: found[name] for name in policies}, policies, strict)
     if not isinstance(target, nn.Module):
         _watch(target, [d for d in map(_state, found.values()) if d is not None])
     return target
@@ -93,11 +85,9 @@ def report(target: Any) -> Report:
     states = _states(target)
     for state in states:
         _complain(state, raising_only=True)
-    tokens = [state.recorder.token for state in states if state.recorder.rows]
-    # An expert that was not called in the last run has rows of an older one.
-    current = [
-        s for s in states if not tokens or s.recorder.token is tokens[0] or not s.recorder.rows
-    ]
+    # An expert that was not called in the last run still has the rows of an older one.
+    latest = max((state.recorder for state in states), key=lambda recorder: recorder.begun).token
+    current = [state for state in states if state.recorder.token is latest]
     modules = {
         state.name: {
             "policy": state.policy.name,
@@ -143,7 +133,7 @@ def chunk(target: Any, index: int) -> Iterator[None]:
 
 @contextmanager
 def kv_write(target: Any) -> Iterator[None]:
-    """Calls within leave keys and values behind: they are always computed, and no history sees them."""
+    """Calls within leave keys and values behind: always computed, and no history sees them."""
     states = _states(target)
     for state in states:
         state.clock.pass_kind = "kv_write"
@@ -155,7 +145,7 @@ def kv_write(target: Any) -> Iterator[None]:
 
 
 class WrappedClass:
-    """A class's constructors, each returning a wrapped instance; the class itself stays as it is."""
+    """A class's constructors, each returning a wrapped instance; the class stays as it is."""
 
     def __init__(self, cls: type, policy: Any, strict: bool, overrides: dict[str, Any]) -> None:
         self._cls, self._settings = cls, (policy, strict, overrides)
@@ -219,6 +209,24 @@ def _policies(
     return {name: get_policy(value, **overrides) for name, value in policy.items()}
 
 
+def _install(
+    modules: Mapping[str, nn.Module], policies: Mapping[str, Policy], strict: bool
+) -> None:
+    """All or nothing: every site is found before the first hook is put on."""
+    prepared = []
+    for name, module in modules.items():
+        _refuse_double(name, module)
+        state = _state(module)
+        fresh = state is None
+        state = state or Denoiser(module, name, policies[name])
+        prepared.append((state, fresh, policies[name], state.make_site(policies[name])))
+    for state, fresh, policy, site in prepared:
+        state.use(policy, site)
+        state.strict = strict
+        if fresh:
+            state.install()
+
+
 def _refuse_double(name: str, module: nn.Module) -> None:
     if getattr(module, "is_cache_enabled", False):
         raise ValueError(f"diffusers already caches {name}: call {name}.disable_cache() first")
@@ -238,20 +246,21 @@ def _states(target: Any) -> list[Denoiser]:
 
 
 def _watch(pipeline: Any, states: list[Denoiser]) -> None:
-    """Lets the denoisers see the pipeline's scheduler, and free their history when its call ends."""
+    """Shows the pipeline's scheduler to the denoisers; frees their history when its call ends."""
     for state in states:
         state.clock.watch(pipeline)
     if PIPELINE_ATTRIBUTE in pipeline.__dict__ or not hasattr(pipeline, "maybe_free_model_hooks"):
         return
     reference: Callable[[], Any] = weakref.ref(pipeline)
-    original = type(pipeline).maybe_free_model_hooks
+    above = pipeline.__dict__.get("maybe_free_model_hooks")
+    method = type(pipeline).maybe_free_model_hooks
 
     def maybe_free_model_hooks() -> Any:
         owner = reference()
         try:
             _end_of_run(owner)
         finally:
-            result = original(owner)
+            result = above() if above is not None else method(owner)
         return result
 
     patch = InstancePatch(pipeline, "maybe_free_model_hooks", maybe_free_model_hooks)
@@ -271,7 +280,10 @@ def _complain(state: Denoiser, raising_only: bool = False) -> None:
     reason = state.skipped_nothing()
     if reason is None:
         return
-    text = f"{state.name}: policy {state.policy.name!r} skipped nothing ({reason}); see diffcache.report"
+    text = (
+        f"{state.name}: policy {state.policy.name!r} skipped nothing ({reason}); "
+        "see diffcache.report"
+    )
     if state.strict:
         raise DiffcacheError(text)
     if not raising_only and not state.warned:

@@ -25,7 +25,7 @@ class BlockList:
 
 
 def find_block_lists(module: nn.Module) -> list[BlockList]:
-    """The shallowest lists of at least two blocks of one class, in the order in which they are defined."""
+    """The shallowest lists of at least two blocks of one class, in the order of definition."""
     level = [("", module)]
     while level:
         found = [BlockList(path, child) for path, child in level if path and _repeats(child)]
@@ -100,7 +100,7 @@ def _same_streams(a: BlockCall, b: BlockCall) -> bool:
 
 
 def tensors_of(output: Any) -> tuple[list[Tensor], tuple[bool, ...] | None] | None:
-    """The tensors of a block's output and its shape; None where it is neither a tensor nor a flat tuple."""
+    """The tensors of a block's output and its shape; None if it is no tensor and no flat tuple."""
     if isinstance(output, Tensor):
         return [output], None
     if isinstance(output, (tuple, list)) and all(
@@ -128,7 +128,8 @@ def argument(key: Key, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def named_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Key, Tensor]]:
-    for key, value in [*enumerate(args), *kwargs.items()]:
+    keyed: list[tuple[Key, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in keyed:
         if isinstance(value, Tensor):
             yield key, value
 
@@ -166,7 +167,7 @@ class Observer:
         return Contract(self.calls)
 
     def _link(self, inputs: dict[Key, Tensor]) -> list[Key | None]:
-        """Joins the block before to this one where its outputs come in untouched; under which keys."""
+        """Joins the block before to this one where its outputs come in untouched; by which keys."""
         if not self.calls:
             return []
         by_id = {id(tensor): key for key, tensor in inputs.items()}
@@ -186,7 +187,7 @@ class Observer:
 def _streams(
     keys: list[Key | None], outputs: list[Tensor], inputs: dict[Key, Tensor]
 ) -> list[Key | None]:
-    """Which argument each output continues: the one linked to, else the first of its shape and dtype."""
+    """Which argument each output continues: the one linked to, else the first that looks alike."""
     alike = [
         [
             key

@@ -1,4 +1,4 @@
-"""Where in the denoising loop a call is: branch, chunk, step, time; and when a new trajectory begins."""
+"""Where in the denoising loop a call is, and when a new trajectory begins."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .signature import Call
 PassKind = Literal["denoise", "kv_write", "prefill"]
 # Without a schedule, a leap this many times the last one is taken for a new run.
 LEAP = 4.0
+BF16_ROUNDING = 2.0**-8
 
 
 @dataclass(slots=True)
@@ -29,8 +30,8 @@ class CallContext:
         branch_step: the same, of this branch alone.
         timestep: as the model is given it.
         sigma: the noise level where the scheduler or the pipeline tells it, else None.
-        time: what predictors interpolate over: sigma of flow matching, else the timestep; the chunk index
-            on the chunk axis.
+        time: what predictors interpolate over: sigma of flow matching, else the timestep; the
+            chunk index on the chunk axis.
         pass_kind: "denoise", "kv_write" or "prefill".
         num_steps: steps of this trajectory, None where no scheduler tells.
         new: why this call begins a new trajectory, or None.
@@ -63,16 +64,29 @@ class Schedule:
         self.sigmas = values[: len(self.timesteps)] if len(values) >= len(self.timesteps) else None
         # Flow matching has sigma in [0, 1]; elsewhere the timestep is the smoother coordinate.
         self.is_flow = self.sigmas is not None and max(self.sigmas, default=2.0) <= 1.0 + 1e-6
+        self._indices: dict[float, list[int]] = {}
+        for index, timestep in enumerate(self.timesteps):
+            self._indices.setdefault(timestep, []).append(index)
 
     def distinct(self, start: int, end: int | None) -> int:
         """How many distinct times lie in [start, end); two-stage solvers name each time twice."""
         return len(dict.fromkeys(self.timesteps[start:end]))
 
     def find(self, timestep: float, start: int) -> int | None:
-        """Position of `timestep` at or after `start`."""
-        for index in range(start, len(self.timesteps)):
-            if abs(self.timesteps[index] - timestep) <= 1e-4 * max(1.0, abs(timestep)):
+        """Position of `timestep` at or after `start`.
+
+        Models are also given t / 1000 (Flux), 1 - t / 1000 (Lumina), and t rounded to bf16.
+        """
+        for index in self._indices.get(timestep, ()):
+            if index >= start:
                 return index
+        if timestep in self._indices:
+            return None
+        forms = (timestep, timestep * 1000, (1 - timestep) * 1000) if timestep <= 1 else (timestep,)
+        for form in forms:
+            for index in range(start, len(self.timesteps)):
+                if abs(self.timesteps[index] - form) <= BF16_ROUNDING * abs(form) + 1e-3:
+                    return index
         return None
 
 
@@ -116,7 +130,7 @@ class Trajectory:
         return len(self.times) - 1
 
     def direction_reason(self, branch: Branch | None, timestep: float) -> str | None:
-        """The rules for a denoiser whose scheduler is not in sight: why `timestep` cannot follow."""
+        """Without a scheduler in sight: why `timestep` cannot go on with this trajectory."""
         times = self.times
         if branch is not None and branch.timestep == timestep:
             # Two-stage solvers (Heun) visit each time but the first twice.
@@ -296,7 +310,7 @@ def content_digest(tensor: Tensor) -> str:
     if tensor.is_meta:
         return head
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return head + hashlib.blake2b(raw, digest_size=16).hexdigest()
+    return head + hashlib.blake2b(raw.tobytes(), digest_size=16).hexdigest()
 
 
 def latent_signature(inputs: Sequence[Tensor]) -> tuple[Any, ...]:

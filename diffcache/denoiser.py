@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .context import CallContext, Clock
+from .context import CallContext, Clock, Trajectory
 from .features.cell import Cell, Decision
 from .features.store import TensorStore
-from .hooks import InstalledForward, NamedContext
+from .hooks import InstalledForward, Named, NamedContext
 from .model_site import ModelSite
 from .policy import Policy
 from .records import Recorder, Row
@@ -30,32 +30,37 @@ class Denoiser:
         ValueError: the module's forward takes no timestep, or the policy's site is not found in it.
     """
 
-    def __init__(self, module: nn.Module, name: str, policy: Policy, strict: bool) -> None:
+    def __init__(self, module: nn.Module, name: str, policy: Policy) -> None:
         self.module = module
         self.name = name
-        self.strict = strict
+        self.strict = False
         self.paused = 0
         self.clock = Clock()
         self.recorder = Recorder()
         self.compiled = hasattr(module, "_orig_mod")
-        inner = module._orig_mod if self.compiled else module
+        inner: Any = module._orig_mod if self.compiled else module
         self.signature = CallSignature(type(inner).forward, type(inner).__name__)
-        self.set_policy(policy)
-        self._forward = InstalledForward(module, self.call)
-        self._context = (
-            NamedContext(module, self._heard) if hasattr(module, "cache_context") else None
-        )
-        module.__dict__[ATTRIBUTE] = self
+        self.installed: list[InstalledForward | NamedContext] = []
+        self.use(policy, self.make_site(policy))
 
-    def set_policy(self, policy: Policy) -> None:
-        """Replaces the policy; the history made under the old one is dropped.
+    def install(self) -> None:
+        """Puts the hooks on the module."""
+        self.installed.append(InstalledForward(self.module, self.call))
+        if hasattr(self.module, "cache_context"):
+            self.installed.append(NamedContext(self.module, self._heard))
+        self.module.__dict__[ATTRIBUTE] = self
+
+    def make_site(self, policy: Policy) -> StackSite | ModelSite:
+        """The site of a policy in this module; changes nothing yet.
 
         Raises:
-            ValueError: the policy's site is not found in this module; the old policy stays.
+            ValueError: there is no such site in this module.
         """
-        site = StackSite(self, policy) if policy.site.blocks else ModelSite(self)
-        self.policy = policy
-        self.site = site
+        return StackSite(self, policy) if policy.site.blocks else ModelSite(self)
+
+    def use(self, policy: Policy, site: StackSite | ModelSite) -> None:
+        """Takes up a policy; the history made under the old one is dropped."""
+        self.policy, self.site = policy, site
         self.store = TensorStore(policy.store)
         self.cells: dict[tuple[Any, ...], Cell] = {}
         self.warned = False
@@ -64,9 +69,8 @@ class Denoiser:
     def remove(self) -> None:
         """Takes everything off the module again."""
         self.clear()
-        self._forward.remove()
-        if self._context is not None:
-            self._context.remove()
+        for installed in self.installed:
+            installed.remove()
         self.module.__dict__.pop(ATTRIBUTE, None)
 
     def call(
@@ -158,8 +162,9 @@ class Denoiser:
         reasons = [row.reason for row in rows]
         return max(set(reasons), key=reasons.count)
 
-    def _heard(self, named: tuple[str, dict[str, Any]] | None) -> None:
-        self.clock.named = named
+    def _heard(self, named: Named) -> Named:
+        before, self.clock.named = self.clock.named, named
+        return before
 
     def _plain(
         self,
@@ -179,19 +184,17 @@ class Denoiser:
         self.record(context, Decision(False, reason))
         return output
 
-    def _new_trajectory(self, context: CallContext, before: Any) -> None:
+    def _new_trajectory(self, context: CallContext, before: Trajectory | None) -> None:
         trajectory = self.clock.trajectory
         assert trajectory is not None
         token = trajectory.schedule.token if trajectory.schedule else None
-        further = (
-            context.chunk is not None and before is not None and (before.chunk or 0) < context.chunk
-        )
-        carries = (
-            self.policy.axis == "chunk" and further and before.signature == trajectory.signature
-        )
+        further = _further(before, context.chunk)
+        same = before is not None and before.signature == trajectory.signature
+        carries = self.policy.axis == "chunk" and further and same
         if not carries:
             self.clear()
-        # A conditioning that changes within a run, or the next chunk of one, does not begin a new report.
+        # A conditioning that changes within a run, or the next chunk of one, does not begin a new
+        # report.
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
@@ -208,3 +211,8 @@ class Denoiser:
             return False
         parameter = next(self.module.parameters(), None)
         return hidden_states.requires_grad or (parameter is not None and parameter.requires_grad)
+
+
+def _further(before: Trajectory | None, chunk: int | None) -> bool:
+    """Whether `chunk` goes on from where the trajectory before was."""
+    return before is not None and None not in (before.chunk, chunk) and chunk > before.chunk  # type: ignore[operator]

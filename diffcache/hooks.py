@@ -8,6 +8,9 @@ from types import MethodType
 from typing import Any
 
 _ABSENT = object()
+Named = (
+    tuple[str, dict[str, Any]] | None
+)  # what a pipeline says of a call: branch name, step, sigma
 
 
 class InstancePatch:
@@ -90,19 +93,17 @@ def _diffusers_functions(module: Any) -> Iterator[Any]:
 class NamedContext:
     """Shadows `cache_context` on one denoiser, so that the pipeline's own words are heard."""
 
-    def __init__(
-        self, module: Any, heard: Callable[[tuple[str, dict[str, Any]] | None], None]
-    ) -> None:
+    def __init__(self, module: Any, heard: Callable[[Named], Named]) -> None:
         original = module.cache_context
 
         @contextmanager
         def cache_context(name: str, **kwargs: Any) -> Iterator[None]:
-            heard((name, kwargs))
+            before = heard((name, kwargs))
             try:
                 with original(name, **kwargs):
                     yield
             finally:
-                heard(None)
+                heard(before)
 
         self.patch = InstancePatch(module, "cache_context", cache_context)
 

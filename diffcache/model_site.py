@@ -90,13 +90,14 @@ class ModelSite:
             for x in leaves
         ]
         self.templates[context.branch] = Template(spec, empty)
-        streams = tuple(tensors)
+        streams, owned = tuple(tensors), False
         if self._residual:
             bases = [_base(inputs, i, tensor) for i, tensor in enumerate(tensors)]
             streams = tuple(
                 t if base is None else t - base for t, base in zip(tensors, bases, strict=True)
             )
-        return replace(decision, error=cell.push(context, fingerprint, streams, tensors[0]))
+            owned = all(base is not None for base in bases)
+        return replace(decision, error=cell.push(context, fingerprint, streams, tensors[0], owned))
 
     def _snapshot(
         self, call: Call, fingerprint: Tensor | None

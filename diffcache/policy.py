@@ -21,10 +21,10 @@ FORMAT = 1
 class Policy:
     """Which site is skipped, when, and what stands in for it.
 
-    Parts may be given as objects, as the name of a kind, or as a mapping {"kind": ..., settings}.
+    Parts may be given as objects, as names of a kind, or as mappings {"kind": ..., settings}.
 
     Attributes:
-        site, probe, metric, gate, predictor, guards, store: the parts; probe and metric come in pairs.
+        site, probe, metric, gate, predictor, guards, store: the parts; probe and metric in pairs.
         axis: the coordinate that tells which computed call was "previous".
         exact: settings with which the output is bit-identical to no cache.
         name, source, summary: what it is called, where it was published, one line on it.
@@ -110,7 +110,8 @@ class Policy:
         slot, _, setting = name.rpartition(".")
         for owner, piece in self.parts().items():
             if setting in piece.__dataclass_fields__ and slot in ("", owner):
-                return replace(self, **{owner: replace(piece, **{setting: value})})
+                changed: Any = {owner: replace(piece, **{setting: value})}
+                return replace(self, **changed)
         raise ValueError(
             f"policy {self.name!r} has no setting {name!r}; {near(name, self.settings())}"
         )
@@ -142,7 +143,7 @@ class Policy:
         version = settings.pop("diffcache_policy", None)
         if version != FORMAT:
             raise ValueError(
-                f"diffcache_policy must be {FORMAT}, got {version!r}: not a policy file of this version"
+                f"diffcache_policy must be {FORMAT}, got {version!r}: another version's file"
             )
         known = {f.name: f for f in fields(cls)}
         for name in settings:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from time import monotonic
 from typing import Any
 
 MAX_ROWS = 200_000
@@ -14,7 +15,7 @@ MAX_ROWS = 200_000
 
 @dataclass(slots=True)
 class Row:
-    """One decision. `seconds` is host time, of the whole denoiser call, on the row of its first decision."""
+    """One decision; `seconds` is the host time of the whole call, on its first row alone."""
 
     module: str
     site: str
@@ -38,11 +39,12 @@ class Recorder:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     token: Any = None
-    num_steps: int | None = None
     dropped: int = 0
+    begun: float = 0.0
 
     def begin(self, token: Any) -> None:
-        self.rows, self.notes, self.token, self.num_steps, self.dropped = [], [], token, None, 0
+        self.rows, self.notes, self.token, self.dropped = [], [], token, 0
+        self.begun = monotonic()
 
     def add(self, row: Row) -> None:
         if len(self.rows) < MAX_ROWS:

@@ -86,15 +86,17 @@ def is_option(value: Any) -> bool:
 
 
 def is_stream(name: str) -> bool:
-    """Whether an argument of this name changes at every step, as a second noisy stream or time does."""
+    """Whether an argument of this name changes at every step: a second noisy stream, a time."""
     noisy = name.endswith("hidden_states") and not name.startswith(("encoder", "text", "image"))
     return noisy or "timestep" in name or "sigma" in name
 
 
 def scalar_time(timestep: Any) -> float | None:
-    """One number for a timestep given as a number, `[]`, `[batch]` or `[batch, tokens]`; None if they differ.
+    """One number for a timestep given as a number, `[]`, `[batch]` or `[batch, tokens]`; None if
+    they differ.
 
-    Zeros beside one other value are allowed: image-to-video models give their first frame's tokens time 0.
+    Zeros beside one other value are allowed: image-to-video models give their first frame's tokens
+    time 0.
     """
     if not isinstance(timestep, Tensor):
         return None if timestep is None else float(timestep)

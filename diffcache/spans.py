@@ -13,11 +13,11 @@ from .blocks import BlockCall, BlockList, Contract, Key, argument, pack, tensors
 
 
 class ContractBroken(Exception):
-    """The forward ran its blocks in another way than was observed; nothing of this pass may be used."""
+    """The forward ran its blocks otherwise than observed; nothing of this pass may be used."""
 
 
 class Shim:
-    """Stands in a block's place in its list for the length of one forward; all else reaches the block."""
+    """Stands in a block's place in its list during one forward; all else reaches the block."""
 
     __slots__ = ("_block", "_name", "_run")
 

@@ -109,7 +109,8 @@ class StackSite:
         """One forward under the contract.
 
         Raises:
-            ContractBroken: the blocks ran in another way; the rows are withdrawn, nothing was learned.
+            ContractBroken: the blocks ran in another way; the rows are withdrawn, nothing was
+                learned.
         """
         decisions = CallDecisions(self, context, contract)
         try:
@@ -211,7 +212,9 @@ class CallDecisions:
     def _learn(self, region: range, residuals: tuple[Tensor, ...]) -> None:
         cell = self._cell(region)
         fingerprint = self._fingerprints.get(region)
-        self._rows[region].error = cell.push(self.context, fingerprint, residuals, residuals[0])
+        self._rows[region].error = cell.push(
+            self.context, fingerprint, residuals, residuals[0], owned=True
+        )
 
     def _record(self, region: range, decision: Decision) -> None:
         saved = len(region) / len(self.contract.calls) if decision.reuse else 0.0

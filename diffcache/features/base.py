@@ -1,7 +1,8 @@
 """The parts of a feature policy: site, probe, metric, gate, predictor, guards, store.
 
-A part is a frozen dataclass: its fields are its settings, nothing else lives on it. What a part remembers
-between calls lies in the `Cell` it is handed, so one part may serve many pipelines at once.
+A part is a frozen dataclass: its fields are its settings, nothing else lives on it. What a part
+remembers between calls lies in the `Cell` it is handed, so one part may serve many pipelines at
+once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .cell import Cell
 
 SLOTS = ("site", "probe", "metric", "gate", "predictor", "guards", "store")
+Errors = Callable[[list[list[float]]], list[float]]
 PARTS: dict[str, dict[str, type[Part]]] = {slot: {} for slot in SLOTS}
 
 
@@ -111,11 +113,11 @@ class Probe(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Metric(Part):
-    """The distance between a fingerprint and an earlier one, a scalar on the tensor's device."""
+    """The distance between a fingerprint and an earlier one."""
 
     reference: ClassVar[str] = "last_computed"  # or "previous": the call before, computed or not
 
-    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> Tensor | float | None:
+    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> float | None:
         """None: not enough is known yet to measure."""
         raise NotImplementedError
 
@@ -152,15 +154,13 @@ class Predictor(Part):
         """One weight for each of the remembered steps (oldest first) for the output at `time`."""
         raise NotImplementedError
 
-    def learn(
-        self, times: list[float], time: float, error: Callable[[list[float]], float], cell: Cell
-    ) -> float:
+    def learn(self, times: list[float], time: float, errors: Errors, cell: Cell) -> float:
         """Called before a computed step enters the history, to compare prediction and truth.
 
         Args:
-            error: relative L1 error of the prediction made with some weights.
+            errors: relative L1 errors of the predictions made with given rows of weights.
 
         Returns:
             The error of the prediction that would have been used.
         """
-        return error(self.weights(times, time, cell))
+        return errors([self.weights(times, time, cell)])[0]

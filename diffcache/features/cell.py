@@ -35,11 +35,11 @@ class Entry:
 
     time: float
     tensors: tuple[Tensor, ...]
-    finite: Tensor
+    total: Tensor  # the sum of the first stream: finite exactly if all of it is
 
 
 class Cell:
-    """History, fingerprint and counters of one (site, branch), or (site, branch, step) on the chunk axis."""
+    """History, fingerprint and counters of one (site, branch), on the chunk axis also step."""
 
     def __init__(self, policy: Policy, store: TensorStore) -> None:
         self.policy = policy
@@ -49,8 +49,12 @@ class Cell:
         self.computed = 0
         self.reused = 0
         self.reuses_in_a_row = 0
+        # One check costs as much as a probe: blocks by themselves go without, unless the policy
+        # asks.
+        wanted = policy.predictor.adaptive or policy.guards.max_error is not None
+        self.checks = wanted or not policy.site.per_block
         self._kept: dict[str, Tensor] = {}
-        self._norm: tuple[Tensor, Tensor] | None = None
+        self._sum: tuple[Tensor, float] | None = None
 
     def decide(self, context: CallContext, fingerprint: Tensor | None) -> Decision:
         """Guards, then probe and metric, then the gate. Counts nothing yet."""
@@ -80,15 +84,18 @@ class Cell:
         fingerprint: Tensor | None,
         outputs: tuple[Tensor, ...],
         truth: Tensor,
+        owned: bool = False,
     ) -> float | None:
         """Takes in a computed step.
 
         Args:
             outputs: what is remembered, one tensor for each stream: outputs or residuals.
             truth: the site's true output, for the metric.
+            owned: nobody else holds `outputs`, so they need not be copied.
 
         Returns:
-            The relative L1 error that the prediction of this step would have had; None without history.
+            The relative L1 error that the prediction of this step would have had; None without
+            history.
         """
         time, policy = context.time, self.policy
         error = self._check(time, outputs)
@@ -98,22 +105,22 @@ class Cell:
             policy.metric.learn(fingerprint, truth, self)
             self.keep("reference", fingerprint)
         policy.gate.learn(context, self)
-        self._remember(time, outputs)
+        self._remember(time, outputs, owned)
         self.computed += 1
         self.reuses_in_a_row = 0
         return error
 
     def finite(self) -> bool:
-        """Whether the newest entry holds no NaN or infinity (read late, so that the device can run on)."""
-        return bool(self.history[-1].finite)
+        """Whether the newest entry holds no NaN or infinity (read late: the device can run on)."""
+        return math.isfinite(self.history[-1].total)
 
     def keep(self, name: str, tensor: Tensor) -> None:
-        """Replaces the tensor held under `name` by a copy of `tensor`; drops it where it does not fit."""
+        """Holds a copy of `tensor` under `name`, or nothing where it does not fit."""
         held = self._kept.get(name)
         same = held is not None and held.shape == tensor.shape and held.device == tensor.device
         if held is not None and same and held.dtype == tensor.dtype:
             held.copy_(tensor)
-            self._norm = None if self._norm is not None and self._norm[0] is held else self._norm
+            self._sum = None
             return
         if held is not None:
             self.store.drop(self._kept.pop(name))
@@ -126,11 +133,11 @@ class Cell:
         held = self._kept.get(name)
         return None if held is None else held.to(like.device, like.dtype)
 
-    def kept_norm(self, reference: Tensor) -> Tensor:
-        """mean |reference|, computed once for each reference."""
-        if self._norm is None or self._norm[0] is not reference:
-            self._norm = (reference, reference.abs().mean())
-        return self._norm[1]
+    def reference_sum(self, reference: Tensor) -> float:
+        """The sum of |reference|, computed once for each reference."""
+        if self._sum is None or self._sum[0] is not reference:
+            self._sum = (reference, sum_abs(reference))
+        return self._sum[1]
 
     def clear(self) -> None:
         """Forgets everything and gives the bytes back."""
@@ -138,7 +145,7 @@ class Cell:
             self._drop(entry)
         for tensor in self._kept.values():
             self.store.drop(tensor)
-        self.history, self._kept, self.numbers, self._norm = [], {}, {}, None
+        self.history, self._kept, self.numbers, self._sum = [], {}, {}, None
         self.computed = self.reused = self.reuses_in_a_row = 0
 
     def _measure(self, fingerprint: Tensor | None) -> float | None:
@@ -151,25 +158,24 @@ class Cell:
         value = metric.measure(fingerprint, reference, self)
         if metric.reference == "previous":
             self.keep("reference", fingerprint)
-        return None if value is None else float(value)
+        return value
 
     def _check(self, time: float, outputs: tuple[Tensor, ...]) -> float | None:
-        """Compares what would have been predicted for `time` with the truth, on a sample of elements."""
-        if not self.history:
+        """Compares what would have been predicted for `time` with the truth, on a sample."""
+        if not self.history or not self.checks:
             return None
-        samples = [_sample(entry.tensors[0]) for entry in self.history]
-        truth = _sample(outputs[0]).to(samples[0].device).float()
-        stacked = torch.stack([sample.float() for sample in samples])
-        scale = truth.abs().mean()
+        stacked = torch.stack([_sample(entry.tensors[0]) for entry in self.history]).float()
+        truth = _sample(outputs[0]).to(stacked.device, torch.float32)
 
-        def error(weights: list[float]) -> float:
-            predicted = torch.tensor(weights, device=stacked.device) @ stacked
-            return float((predicted - truth).abs().mean() / scale)
+        def errors(weights: list[list[float]]) -> list[float]:
+            off = (torch.tensor(weights, device=stacked.device) @ stacked).sub_(truth).abs_()
+            found: list[float] = (off.sum(1) / truth.abs().sum()).tolist()
+            return found
 
         times = [entry.time for entry in self.history]
-        return self.policy.predictor.learn(times, time, error, self)
+        return self.policy.predictor.learn(times, time, errors, self)
 
-    def _remember(self, time: float, outputs: tuple[Tensor, ...]) -> None:
+    def _remember(self, time: float, outputs: tuple[Tensor, ...], owned: bool) -> None:
         """Adds an entry, making room first: the budget holds at every moment."""
         # A second call at the same time replaces the first: two equal times cannot be interpolated.
         for entry in [entry for entry in self.history if entry.time == time]:
@@ -180,15 +186,15 @@ class Cell:
             len(self.history) >= self.policy.predictor.depth or not self.store.fits(needed)
         ):
             self._drop(self.history.pop(0))
-        held = []
+        held: list[Tensor] = []
         for tensor in outputs:
-            copy = self.store.put(tensor)
+            copy = self.store.put(tensor, owned)
             if copy is None:
                 for other in held:
                     self.store.drop(other)
                 return
             held.append(copy)
-        self.history.append(Entry(time, tuple(held), torch.isfinite(outputs[0]).all()))
+        self.history.append(Entry(time, tuple(held), outputs[0].sum(dtype=torch.float32)))
 
     def _drop(self, entry: Entry) -> None:
         for tensor in entry.tensors:
@@ -204,6 +210,18 @@ class Cell:
             if weight:
                 total.add_(tensor.to(like.device, torch.float32), alpha=weight)
         return total.to(like.dtype)
+
+
+def sum_abs(tensor: Tensor) -> float:
+    """Sum of absolute values, added up in fp32: ratios of these are ratios of means."""
+    return float(tensor.abs().sum(dtype=torch.float32))
+
+
+def quotient(a: float, b: float) -> float:
+    """a / b; NaN for 0 / 0 and infinity for a / 0, as tensors have it."""
+    if b == 0:
+        return math.nan if a == 0 or math.isnan(a) else math.inf
+    return a / b
 
 
 def _sample(tensor: Tensor) -> Tensor:

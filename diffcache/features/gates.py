@@ -63,11 +63,12 @@ class Accumulate(Gate):
 @part("gate")
 @dataclass(frozen=True, kw_only=True)
 class Table(Gate):
-    """Computes a fixed share of the steps: warm-up, tail, and the rest spread over what lies between.
+    """Computes a fixed share of the steps: warm-up, tail, and the rest spread over what lies
+    between.
 
-    `steps` names the computed steps outright. Else the share `fraction` is spread so that the gaps, which
-    are 1 at fraction 1, are `growth` times as long in the middle of the run as at its ends. Where the
-    length of the run is unknown, gaps are even.
+    `steps` names the computed steps outright. Else the share `fraction` is spread so that the
+    gaps, which are 1 at fraction 1, are `growth` times as long in the middle of the run as at its
+    ends. Where the length of the run is unknown, gaps are even.
     """
 
     fraction: float = 0.5
@@ -109,7 +110,8 @@ def _spread(length: int, count: int, growth: float) -> Sequence[int]:
         1 / (1 + (growth - 1) * 4 * u * (1 - u))
         for u in ((i + 0.5) / length for i in range(length))
     ]
-    total, passed, chosen = sum(density), 0.0, []
+    total, passed = sum(density), 0.0
+    chosen: list[int] = []
     for position, amount in enumerate(density):
         passed += amount
         if passed >= total * (len(chosen) + 1) / (count + 1) and len(chosen) < count:

@@ -19,7 +19,8 @@ class Guards(Part):
         tail_steps: computed steps at its end, where the length of the run is known.
         max_reuses: most reuses in a row.
         min_steps: runs shorter than this are computed in full; 0 forces caching on short runs.
-        max_error: relative L1 error of the last checked prediction above which the next step is computed.
+        max_error: relative L1 error of the last checked prediction above which the next step is
+            computed.
     """
 
     warmup_steps: int = 1

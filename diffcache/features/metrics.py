@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from .base import Metric, part
-from .cell import Cell
+from .cell import Cell, quotient, sum_abs
 
 
 @part("metric")
@@ -16,8 +16,8 @@ from .cell import Cell
 class RelativeL1(Metric):
     """mean |now - reference| / mean |reference|, the reference being the last computed step's."""
 
-    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> Tensor:
-        return (now - reference).abs().mean() / cell.kept_norm(reference)
+    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> float:
+        return quotient(sum_abs(now - reference), cell.reference_sum(reference))
 
 
 @part("metric")
@@ -30,17 +30,17 @@ class RateScaled(Metric):
 
     reference: ClassVar[str] = "previous"
 
-    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> Tensor | float | None:
+    def measure(self, now: Tensor, reference: Tensor, cell: Cell) -> float | None:
         rate = cell.numbers.get("rate")
         if rate is None:
             return None
-        return rate * (now - reference).abs().mean()
+        return rate * sum_abs(now - reference)
 
     def learn(self, now: Tensor, truth: Tensor, cell: Cell) -> None:
         last_in, last_out = cell.kept("last_in", now), cell.kept("last_out", truth)
         if last_in is not None and last_out is not None:
-            moved = (now - last_in).abs().mean()
-            rate = (truth - last_out).abs().mean() / moved / truth.abs().mean()
-            cell.numbers["rate"] = float(rate)
+            moved = sum_abs(now - last_in)
+            rate = quotient(sum_abs(truth - last_out), moved * sum_abs(truth))
+            cell.numbers["rate"] = rate
         cell.keep("last_in", now)
         cell.keep("last_out", truth)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Predictor, check_range, part
+from .base import Errors, Predictor, check_range, part
 from .cell import Cell
 
 
@@ -44,10 +44,11 @@ class Polynomial(Predictor):
 @part("predictor")
 @dataclass(frozen=True, kw_only=True)
 class BestOrder(Predictor):
-    """The polynomial order that has been right: the errors of all orders are compared at computed steps.
+    """The polynomial order that has been right: the errors of all orders are compared at computed
+    steps.
 
-    `memory` is the weight of older errors; 0 trusts the last comparison alone. `bias` is how many times
-    smaller a higher order's error must be before it is preferred to the lower one.
+    `memory` is the weight of older errors; 0 trusts the last comparison alone. `bias` is how many
+    times smaller a higher order's error must be before it is preferred to the lower one.
     """
 
     adaptive: ClassVar[bool] = True
@@ -67,21 +68,14 @@ class BestOrder(Predictor):
     def weights(self, times: list[float], time: float, cell: Cell) -> list[float]:
         return lagrange_weights(times, time, self._order(len(times) - 1, cell))
 
-    def learn(
-        self, times: list[float], time: float, error: Callable[[list[float]], float], cell: Cell
-    ) -> float:
+    def learn(self, times: list[float], time: float, errors: Errors, cell: Cell) -> float:
         used = self._order(len(times) - 1, cell)
-        errors = [
-            error(lagrange_weights(times, time, order)) for order in range(self._highest(times) + 1)
-        ]
-        for order, value in enumerate(errors):
-            before = cell.numbers.get(f"error_{order}")
-            mixed = value if before is None else self.memory * before + (1 - self.memory) * value
-            cell.numbers[f"error_{order}"] = mixed
-        return errors[min(used, len(errors) - 1)]
-
-    def _highest(self, times: list[float]) -> int:
-        return min(self.max_order, len(times) - 1)
+        orders = range(min(self.max_order, len(times) - 1) + 1)
+        found = errors([lagrange_weights(times, time, order) for order in orders])
+        for order, value in enumerate(found):
+            before = cell.numbers.get(f"error_{order}", value)
+            cell.numbers[f"error_{order}"] = self.memory * before + (1 - self.memory) * value
+        return found[used]
 
     def _order(self, available: int, cell: Cell) -> int:
         """The order with the smallest remembered error; 1 until something was compared."""
@@ -101,7 +95,8 @@ class BestOrder(Predictor):
 
 
 def lagrange_weights(times: Sequence[float], time: float, order: int) -> list[float]:
-    """Weights of the polynomial of degree `order` through the newest order + 1 of `times`, read at `time`.
+    """Weights of the polynomial of degree `order` through the newest order + 1 of `times`, read at
+    `time`.
 
     With fewer times the degree falls; older entries get weight 0. `times` are distinct.
     """

@@ -13,7 +13,7 @@ from .base import Probe, part
 @part("probe")
 @dataclass(frozen=True, kw_only=True)
 class SiteInput(Probe):
-    """What goes into the cached site: the noisy latents at the model site, hidden states at a block."""
+    """What goes into the cached site: the noisy latents, or a block's hidden states."""
 
     def fingerprint(self, entry: Tensor, here: Tensor) -> Tensor:
         return here

@@ -48,7 +48,8 @@ class Stack(Site):
     def span(self, num_blocks: int) -> range:
         if self.front + self.back >= num_blocks:
             raise ValueError(
-                f"front + back must be below the number of blocks ({num_blocks}), got {self.front + self.back}"
+                f"front + back must be below the number of blocks ({num_blocks}), "
+                f"got {self.front + self.back}"
             )
         return range(self.front, num_blocks - self.back)
 
@@ -68,7 +69,8 @@ class Span(Site):
         end = self.end if self.end >= 0 else num_blocks + self.end
         if not self.start < end <= num_blocks:
             raise ValueError(
-                f"span must lie within the {num_blocks} blocks, got start {self.start}, end {self.end}"
+                f"span must lie within the {num_blocks} blocks, "
+                f"got start {self.start}, end {self.end}"
             )
         return range(self.start, end)
 

@@ -56,15 +56,22 @@ class TensorStore:
         limit = self.settings.max_bytes
         return limit is None or self.bytes_held + nbytes <= limit
 
-    def put(self, tensor: Tensor) -> Tensor | None:
-        """An own, compact copy of `tensor` in the store's form, or None where it does not fit."""
+    def put(self, tensor: Tensor, owned: bool = False) -> Tensor | None:
+        """An own, compact copy of `tensor` in the store's form, or None where it does not fit.
+
+        With `owned` a tensor that already has that form is taken as it is.
+        """
         nbytes = self.nbytes(tensor)
         if not self.fits(nbytes):
             self.refused = True
             return None
-        device = self.settings.device or tensor.device
-        held = torch.empty(tensor.shape, dtype=self._dtype(tensor), device=device)
-        held.copy_(tensor.detach())
+        device = torch.device(self.settings.device) if self.settings.device else tensor.device
+        dtype = self._dtype(tensor)
+        if owned and tensor.dtype == dtype and tensor.device == device and _compact(tensor):
+            held = tensor
+        else:
+            held = torch.empty(tensor.shape, dtype=dtype, device=device)
+            held.copy_(tensor.detach())
         self.bytes_held += nbytes
         self.bytes_peak = max(self.bytes_peak, self.bytes_held)
         return held
@@ -77,3 +84,8 @@ class TensorStore:
         if self.settings.dtype is None or not tensor.is_floating_point():
             return tensor.dtype
         return DTYPES[self.settings.dtype]
+
+
+def _compact(tensor: Tensor) -> bool:
+    """Whether the tensor fills its storage, so that holding it holds nothing else."""
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

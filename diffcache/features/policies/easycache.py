@@ -1,8 +1,9 @@
-"""EasyCache: the change of the latents, scaled by an online rate, is summed until it reaches a threshold.
+"""EasyCache: the change of the latents, scaled by an online rate, is summed until it reaches a
+threshold.
 
 Source: EasyCache, arXiv 2507.02860.
-Published defaults (Wan 2.1): threshold 0.05, 10 warm-up steps, the last step computed. The cached tensor
-is output minus latents.
+Published defaults (Wan 2.1): threshold 0.05, 10 warm-up steps, the last step computed. The cached
+tensor is output minus latents.
 Differs: each branch decides for itself; the published code lets the unconditional one follow.
 """
 

@@ -1,4 +1,5 @@
-"""First-block cache: the first block always runs; while what it adds hardly changes, the rest is reused.
+"""First-block cache: the first block always runs; while what it adds hardly changes, the rest is
+reused.
 
 Source: ParaAttention's FBCache, as in diffusers' FirstBlockCacheConfig.
 Published defaults: threshold 0.05 against the last computed step, no warm-up, no tail.

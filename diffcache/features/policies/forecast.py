@@ -1,8 +1,10 @@
-"""Forecast, our default: the whole model's output, extrapolated in sigma over a table of computed steps.
+"""Forecast, our default: the whole model's output, extrapolated in sigma over a table of computed
+steps.
 
-Source: own measurements; the ingredients are TaylorSeer's polynomial (arXiv 2503.06923) and a closed loop:
-at every computed step all orders are compared with the truth, the one that has been right is used next,
-and a step is computed out of turn while the observed error is above `max_error`.
+Source: own measurements; the ingredients are TaylorSeer's polynomial (arXiv 2503.06923) and a
+closed loop: at every computed step all orders are compared with the truth, the one that has been
+right is used next, and a step is computed out of turn while the observed error is above
+`max_error`.
 Defaults: 40 % of the steps, 3 warm-up steps and the last one computed.
 """
 

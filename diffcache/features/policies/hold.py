@@ -1,6 +1,7 @@
 """Plain reuse over a static table: the baseline that every method has to beat.
 
-Source: the idea is folklore; PAB (arXiv 2408.12588) and FORA (arXiv 2407.01425) publish interval tables.
+Source: the idea is folklore; PAB (arXiv 2408.12588) and FORA (arXiv 2407.01425) publish interval
+    tables.
 Defaults: half of the steps, 3 warm-up steps, the last one computed.
 Differs: the table is spread over the run that takes place, so no step count has to be announced.
 """

@@ -2,9 +2,10 @@
 
 Source: TaylorSeer, arXiv 2503.06923; diffusers' TaylorSeerCacheConfig.
 Published defaults (diffusers): interval 5, 3 warm-up steps, order 1.
-Differs: the polynomial runs over sigma (or the timestep), not over the step index, and goes through the
-computed steps exactly; the stack's residual is forecast instead of every module's output. Any site works:
-`wrap(pipe, "taylorseer", site="model")`.
+Differs: the polynomial runs over sigma (or the timestep), not over the step index, and goes
+through the computed steps exactly; the stack's residual is forecast instead of every module's
+output. Any site
+works: `wrap(pipe, "taylorseer", site="model")`.
 """
 
 from ...policy import Policy
