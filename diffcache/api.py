@@ -247,8 +247,10 @@ def _states(target: Any) -> list[Denoiser]:
 
 def _watch(pipeline: Any, states: list[Denoiser]) -> None:
     """Shows the pipeline's scheduler to the denoisers; frees their history when its call ends."""
+    from .pipelines.denoisers import served_timesteps
+
     for state in states:
-        state.clock.watch(pipeline)
+        state.clock.watch(pipeline, served_timesteps(pipeline, state.name))
     if PIPELINE_ATTRIBUTE in pipeline.__dict__ or not hasattr(pipeline, "maybe_free_model_hooks"):
         return
     reference: Callable[[], Any] = weakref.ref(pipeline)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from .signature import Call
+from .timesteps import Schedule, Serves
 
 PassKind = Literal["denoise", "kv_write", "prefill"]
 # Without a schedule, a leap this many times the last one is taken for a new run.
 LEAP = 4.0
-BF16_ROUNDING = 2.0**-8
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class CallContext:
             chunk index on the chunk axis.
         pass_kind: "denoise", "kv_write" or "prefill".
         num_steps: steps of this trajectory, None where no scheduler tells.
+        times: `time` of all of them in order, None where no scheduler tells.
         new: why this call begins a new trajectory, or None.
     """
 
@@ -47,47 +48,11 @@ class CallContext:
     pass_kind: PassKind
     num_steps: int | None
     new: str | None
+    times: tuple[float, ...] | None = None
 
     @property
     def steps_left(self) -> int | None:
         return None if self.num_steps is None else self.num_steps - 1 - self.step
-
-
-class Schedule:
-    """A host copy of what a scheduler was armed with; `token` is its `timesteps` tensor itself."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.token = scheduler.timesteps
-        self.timesteps = [float(t) for t in torch.as_tensor(self.token).flatten().tolist()]
-        sigmas = getattr(scheduler, "sigmas", None)
-        values = [] if sigmas is None else torch.as_tensor(sigmas).flatten().tolist()
-        self.sigmas = values[: len(self.timesteps)] if len(values) >= len(self.timesteps) else None
-        # Flow matching has sigma in [0, 1]; elsewhere the timestep is the smoother coordinate.
-        self.is_flow = self.sigmas is not None and max(self.sigmas, default=2.0) <= 1.0 + 1e-6
-        self._indices: dict[float, list[int]] = {}
-        for index, timestep in enumerate(self.timesteps):
-            self._indices.setdefault(timestep, []).append(index)
-
-    def distinct(self, start: int, end: int | None) -> int:
-        """How many distinct times lie in [start, end); two-stage solvers name each time twice."""
-        return len(dict.fromkeys(self.timesteps[start:end]))
-
-    def find(self, timestep: float, start: int) -> int | None:
-        """Position of `timestep` at or after `start`.
-
-        Models are also given t / 1000 (Flux), 1 - t / 1000 (Lumina), and t rounded to bf16.
-        """
-        for index in self._indices.get(timestep, ()):
-            if index >= start:
-                return index
-        if timestep in self._indices:
-            return None
-        forms = (timestep, timestep * 1000, (1 - timestep) * 1000) if timestep <= 1 else (timestep,)
-        for form in forms:
-            for index in range(start, len(self.timesteps)):
-                if abs(self.timesteps[index] - form) <= BF16_ROUNDING * abs(form) + 1e-3:
-                    return index
-        return None
 
 
 @dataclass(slots=True)
@@ -120,7 +85,7 @@ class Trajectory:
         self.signature = latent_signature(call.inputs)
         self.times: list[float] = []
         self.index = -1
-        self.first_index = 0
+        self.plan: tuple[float, ...] | None = None
         self.branches: dict[str, Branch] = {}
 
     def step_of(self, timestep: float) -> int:
@@ -148,7 +113,8 @@ class Clock:
     """Builds the context of each call; remembers one trajectory."""
 
     def __init__(self) -> None:
-        self.pipelines: list[Callable[[], Any]] = []  # weak references
+        # Weak references, each with what tells which timesteps this denoiser serves there.
+        self.pipelines: list[tuple[Callable[[], Any], Serves | None]] = []
         self.named: tuple[str, dict[str, Any]] | None = None
         self.chunk: int | None = None
         self.pass_kind: PassKind = "denoise"
@@ -157,10 +123,10 @@ class Clock:
         self.stale: list[Any] = []
         self._branches = BranchNames()
 
-    def watch(self, pipeline: Any) -> None:
+    def watch(self, pipeline: Any, serves: Serves | None = None) -> None:
         """Reads the scheduler of this pipeline from now on (weakly held)."""
-        self.pipelines = [ref for ref in self.pipelines if ref() not in (None, pipeline)]
-        self.pipelines.append(weakref.ref(pipeline))
+        others = [(ref, old) for ref, old in self.pipelines if ref() not in (None, pipeline)]
+        self.pipelines = [*others, (weakref.ref(pipeline), serves)]
         self._distrust(getattr(getattr(pipeline, "scheduler", None), "timesteps", None))
 
     def reset(self) -> None:
@@ -189,7 +155,7 @@ class Clock:
         trajectory = self.trajectory
         if trajectory is None or trajectory.schedule is None:
             return False
-        return trajectory.branches[context.branch].index == len(trajectory.schedule.timesteps) - 1
+        return trajectory.branches[context.branch].index == trajectory.schedule.last
 
     def _context(
         self, timestep: float, name: str, branch: Branch, trajectory: Trajectory, reason: str | None
@@ -198,14 +164,14 @@ class Clock:
         schedule = trajectory.schedule
         if schedule is not None:
             index = schedule.find(timestep, branch.index + 1) or 0
-            if trajectory.index < 0:
-                trajectory.first_index = index
-            elif schedule.distinct(trajectory.index, index) > 1:
+            if trajectory.plan is None:
+                trajectory.plan = schedule.times(index)
+            elif schedule.leap(trajectory.index, index):
                 # The loop leaves out steps of this schedule, so it runs another one.
                 self._distrust(schedule.token)
             branch.index = index
             trajectory.index = max(trajectory.index, index)
-            num_steps = schedule.distinct(trajectory.first_index, None)
+            num_steps = len(trajectory.plan)
             sigma = schedule.sigmas[index] if schedule.sigmas else sigma
         if trajectory.flow and sigma is None:
             self.trajectory = None
@@ -222,6 +188,7 @@ class Clock:
             pass_kind=self.pass_kind,
             num_steps=num_steps,
             new=reason,
+            times=trajectory.plan,
         )
 
     def _new_trajectory(
@@ -253,12 +220,13 @@ class Clock:
     def _schedule(self, timestep: float) -> Schedule | None:
         """The schedule that this call belongs to: armed since wrap, and holding this timestep."""
         old = self.trajectory.schedule if self.trajectory else None
-        for reference in reversed(self.pipelines):
+        for reference, serves in reversed(self.pipelines):
             scheduler = getattr(reference(), "scheduler", None)
             token = getattr(scheduler, "timesteps", None)
             if token is None or any(token is stale for stale in self.stale):
                 continue
-            schedule = old if old is not None and old.token is token else Schedule(scheduler)
+            same = old is not None and old.token is token
+            schedule = old if old is not None and same else Schedule(scheduler, serves)
             if schedule.find(timestep, 0) is not None:
                 return schedule
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -36,3 +37,12 @@ def takes_timestep(module: nn.Module) -> bool:
     inner = getattr(module, "_orig_mod", module)
     names = inspect.signature(type(inner).forward).parameters
     return any(name in names for name in TIMESTEP_NAMES)
+
+
+def served_timesteps(pipeline: Any, name: str) -> Callable[[float], bool] | None:
+    """Which timesteps go to this denoiser where two experts share the loop (Wan 2.2); else None."""
+    ratio = getattr(getattr(pipeline, "config", None), "boundary_ratio", None)
+    if ratio is None or name not in ("transformer", "transformer_2"):
+        return None
+    boundary = ratio * pipeline.scheduler.config.num_train_timesteps
+    return (lambda t: t >= boundary) if name == "transformer" else (lambda t: t < boundary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from ..context import CallContext
 from .base import Gate, check_range, part
@@ -63,57 +64,59 @@ class Accumulate(Gate):
 @part("gate")
 @dataclass(frozen=True, kw_only=True)
 class Table(Gate):
-    """Computes a fixed share of the steps: warm-up, tail, and the rest spread over what lies
-    between.
+    """Computes a fixed share of the steps: warm-up, tail, and the rest spread in between.
 
-    `steps` names the computed steps outright. Else the share `fraction` is spread so that the
-    gaps, which are 1 at fraction 1, are `growth` times as long in the middle of the run as at its
-    ends. Where the length of the run is unknown, gaps are even.
+    The share `fraction` is spread so that the gap at a step is inversely proportional to how far
+    time moves there, to the `power`: 0 spaces computed steps evenly by index, 1 evenly in sigma.
+    Without a schedule in sight the gaps are even. `steps` names the computed steps outright.
     """
 
     fraction: float = 0.5
-    growth: float = 1.0
+    power: float = 0.0
     steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_range("fraction", self.fraction, 0.01, 1)
-        check_range("growth", self.growth, 1, 10)
+        check_range("power", self.power, 0, 4)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
         if self.steps is not None:
             return context.step not in self.steps
-        if context.num_steps is None:
+        num_steps, guards = context.num_steps, cell.policy.guards
+        if num_steps is None:
             return cell.computed >= self.fraction * (cell.computed + cell.reused + 1)
-        guards = cell.policy.guards
+        times = (
+            context.times if self.power and context.times else tuple(map(float, range(num_steps)))
+        )
         table = computed_steps(
-            context.num_steps, self.fraction, self.growth, guards.warmup_steps, guards.tail_steps
+            times, self.fraction, self.power, guards.warmup_steps, guards.tail_steps
         )
         return context.step not in table
 
 
 @lru_cache(maxsize=256)
 def computed_steps(
-    num_steps: int, fraction: float, growth: float = 1.0, warmup: int = 0, tail: int = 0
+    times: tuple[float, ...], fraction: float, power: float = 0.0, warmup: int = 0, tail: int = 0
 ) -> frozenset[int]:
-    """The steps to compute: `fraction` of `num_steps` in all, warm-up and tail among them."""
-    ends = {*range(min(warmup, num_steps)), *range(max(0, num_steps - tail), num_steps)}
-    inner = [step for step in range(num_steps) if step not in ends]
-    wanted = max(0, round(fraction * num_steps) - len(ends))
+    """The steps to compute: `fraction` of all in all, warm-up and tail among them."""
+    length = len(times)
+    ends = {*range(min(warmup, length)), *range(max(0, length - tail), length)}
+    inner = [step for step in range(length) if step not in ends]
+    wanted = max(0, round(fraction * length) - len(ends))
     if wanted >= len(inner):
-        return frozenset(range(num_steps))
-    return frozenset(ends | {inner[i] for i in _spread(len(inner), wanted, growth)})
+        return frozenset(range(length))
+    steps = [abs(b - a) for a, b in pairwise((*times[1:2], *times))]
+    return frozenset(ends | {inner[i] for i in _spread([steps[i] ** power for i in inner], wanted)})
 
 
-def _spread(length: int, count: int, growth: float) -> Sequence[int]:
-    """`count` of `length` positions, the gaps in the middle `growth` times those at the ends."""
-    density = [
-        1 / (1 + (growth - 1) * 4 * u * (1 - u))
-        for u in ((i + 0.5) / length for i in range(length))
-    ]
+def _spread(density: Sequence[float], count: int) -> Sequence[int]:
+    """`count` positions of a list, as dense as told, with equal amounts between neighbours."""
     total, passed = sum(density), 0.0
     chosen: list[int] = []
     for position, amount in enumerate(density):
         passed += amount
-        if passed >= total * (len(chosen) + 1) / (count + 1) and len(chosen) < count:
+        due = total * (len(chosen) + 1) / (count + 1)
+        left = len(density) - position
+        if len(chosen) < count and (passed >= due - 1e-9 * total or left <= count - len(chosen)):
             chosen.append(position)
     return chosen
