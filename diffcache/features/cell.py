@@ -35,7 +35,12 @@ class Entry:
 
     time: float
     tensors: tuple[Tensor, ...]
-    total: Tensor  # the sum of the first stream: finite exactly if all of it is
+    total: Tensor | float  # the sum of all streams: finite exactly if all of them are
+
+    def finite(self) -> bool:
+        """Whether there is no NaN or infinity in it; read late, so that the device can run on."""
+        self.total = float(self.total)
+        return math.isfinite(self.total)
 
 
 class Cell:
@@ -54,7 +59,7 @@ class Cell:
         wanted = policy.predictor.adaptive or policy.guards.max_error is not None
         self.checks = wanted or not policy.site.per_block
         self._kept: dict[str, Tensor] = {}
-        self._sum: tuple[Tensor, float] | None = None
+        self._sum: float | None = None
 
     def decide(self, context: CallContext, fingerprint: Tensor | None) -> Decision:
         """Guards, then probe and metric, then the gate. Counts nothing yet."""
@@ -111,16 +116,16 @@ class Cell:
         return error
 
     def finite(self) -> bool:
-        """Whether the newest entry holds no NaN or infinity (read late: the device can run on)."""
-        return math.isfinite(self.history[-1].total)
+        """Whether no remembered step holds a NaN or an infinity."""
+        return all(entry.finite() for entry in self.history)
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Holds a copy of `tensor` under `name`, or nothing where it does not fit."""
+        self._sum = None if name == "reference" else self._sum
         held = self._kept.get(name)
         same = held is not None and held.shape == tensor.shape and held.device == tensor.device
         if held is not None and same and held.dtype == tensor.dtype:
             held.copy_(tensor)
-            self._sum = None
             return
         if held is not None:
             self.store.drop(self._kept.pop(name))
@@ -135,9 +140,9 @@ class Cell:
 
     def reference_sum(self, reference: Tensor) -> float:
         """The sum of |reference|, computed once for each reference."""
-        if self._sum is None or self._sum[0] is not reference:
-            self._sum = (reference, sum_abs(reference))
-        return self._sum[1]
+        if self._sum is None:
+            self._sum = sum_abs(reference)
+        return self._sum
 
     def clear(self) -> None:
         """Forgets everything and gives the bytes back."""
@@ -194,7 +199,8 @@ class Cell:
                     self.store.drop(other)
                 return
             held.append(copy)
-        self.history.append(Entry(time, tuple(held), outputs[0].sum(dtype=torch.float32)))
+        total = sum(tensor.sum(dtype=torch.float32) for tensor in held)
+        self.history.append(Entry(time, tuple(held), total))
 
     def _drop(self, entry: Entry) -> None:
         for tensor in entry.tensors:

@@ -105,7 +105,7 @@ def computed_steps(
     wanted = max(0, round(fraction * length) - len(ends))
     if wanted >= len(inner):
         return frozenset(range(length))
-    steps = [abs(b - a) for a, b in pairwise((*times[1:2], *times))]
+    steps = [abs(b - a) for a, b in pairwise((*(times[1:2] or times), *times))]
     return frozenset(ends | {inner[i] for i in _spread([steps[i] ** power for i in inner], wanted)})
 
 

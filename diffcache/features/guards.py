@@ -53,6 +53,6 @@ class Guards(Part):
             return "too many reuses in a row"
         if not cell.finite():
             return "non-finite history"
-        if self.max_error is not None and cell.numbers.get("error", 0.0) > self.max_error:
-            return "observed error"
+        if self.max_error is not None and not cell.numbers.get("error", 0.0) <= self.max_error:
+            return "observed error"  # a NaN too
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -73,8 +74,9 @@ class BestOrder(Predictor):
         orders = range(min(self.max_order, len(times) - 1) + 1)
         found = errors([lagrange_weights(times, time, order) for order in orders])
         for order, value in enumerate(found):
-            before = cell.numbers.get(f"error_{order}", value)
-            cell.numbers[f"error_{order}"] = self.memory * before + (1 - self.memory) * value
+            if math.isfinite(value):  # a truth of zeros, or a NaN, says nothing about orders
+                before = cell.numbers.get(f"error_{order}", value)
+                cell.numbers[f"error_{order}"] = self.memory * before + (1 - self.memory) * value
         return found[used]
 
     def _order(self, available: int, cell: Cell) -> int:

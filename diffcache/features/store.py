@@ -36,7 +36,12 @@ class Store(Part):
                 f"dtype must be one of {', '.join(DTYPES)} or None, got {self.dtype!r}"
             )
         if self.device is not None:
-            torch.device(self.device)  # raises RuntimeError on a name that torch does not know
+            try:
+                torch.device(self.device)
+            except RuntimeError:
+                raise ValueError(
+                    f"device must be one that torch knows, got {self.device!r}"
+                ) from None
 
 
 class TensorStore:
