@@ -19,6 +19,10 @@ from .records import Report
 from .registry import get_policy
 
 PolicyLike = str | Path | Policy
+COVERED = (
+    "a denoiser was put under torch.compile after wrap, so nothing is cached: wrap again "
+    "(or use denoiser.compile(), which needs no second wrap)"
+)
 PIPELINE_ATTRIBUTE = "_diffcache_pipeline"
 
 
@@ -216,6 +220,9 @@ def _install(
     prepared = []
     for name, module in modules.items():
         _refuse_double(name, module)
+        covered = _covered(module)
+        if covered is not None:
+            covered.remove()
         state = _state(module)
         fresh = state is None
         state = state or Denoiser(module, name, policies[name])
@@ -236,8 +243,17 @@ def _state(module: nn.Module) -> Denoiser | None:
     return module.__dict__.get(ATTRIBUTE)
 
 
+def _covered(module: nn.Module) -> Denoiser | None:
+    """The state of a denoiser that was put under `torch.compile` after it was wrapped."""
+    inner = module.__dict__["_modules"].get("_orig_mod")
+    return None if inner is None else _state(inner)
+
+
 def _states(target: Any) -> list[Denoiser]:
-    states = [state for state in map(_state, _denoisers(target).values()) if state is not None]
+    found = _denoisers(target)
+    states = [state for state in map(_state, found.values()) if state is not None]
+    if any(_covered(module) is not None for module in found.values()):
+        raise ValueError(COVERED)
     if not states:
         raise ValueError(
             f"this {type(target).__name__} is not wrapped: call diffcache.wrap on it first"
@@ -275,6 +291,8 @@ def _end_of_run(pipeline: Any) -> None:
         if state is not None:
             state.clear()
             _complain(state)
+        elif _covered(module) is not None:
+            warnings.warn(COVERED, DiffcacheWarning, stacklevel=4)
 
 
 def _complain(state: Denoiser, raising_only: bool = False) -> None:

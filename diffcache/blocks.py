@@ -139,6 +139,7 @@ class Observer:
 
     def __init__(self) -> None:
         self.calls: list[BlockCall] = []
+        self._first: dict[Key, Tensor] = {}  # inputs of the first block, until it is linked
         self._outputs: list[Tensor] = []  # of the block before, alive until the next one runs
         self._earlier: list[tuple[BlockCall, weakref.ref[Tensor]]] = []
 
@@ -158,6 +159,7 @@ class Observer:
         )
         if self.calls:
             self._earlier += [(self.calls[-1], weakref.ref(tensor)) for tensor in self._outputs]
+        self._first = self._first if self.calls else before or inputs
         self._outputs = outputs
         self.calls.append(call)
         return output
@@ -175,7 +177,8 @@ class Observer:
         self.calls[-1].joined = bool(keys) and None not in keys
         if self.calls[-1].joined and len(self.calls) == 1:
             # Nothing linked into the first block: its streams come in as they do here.
-            self.calls[0].streams = keys
+            self.calls[0].streams = _streams(keys, self._outputs, self._first)
+        self._first = {}
         fresh = {id(tensor) for tensor in self._outputs}
         for call, reference in self._earlier:
             tensor = reference()

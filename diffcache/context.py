@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from .branches import BranchNames
 from .signature import Call
 from .timesteps import Schedule, Serves
+from .trajectory import Branch, Trajectory, latent_signature
 
 PassKind = Literal["denoise", "kv_write", "prefill"]
-# Without a schedule, a leap this many times the last one is taken for a new run.
-LEAP = 4.0
 
 
 @dataclass(slots=True)
@@ -55,60 +51,6 @@ class CallContext:
         return None if self.num_steps is None else self.num_steps - 1 - self.step
 
 
-@dataclass(slots=True)
-class Branch:
-    """What one branch was served in a trajectory."""
-
-    conditioning: tuple[Any, ...]
-    timestep: float | None = None
-    visits: int = 0
-    steps: int = 0
-    index: int = -1
-
-    def visit(self, timestep: float) -> None:
-        if timestep == self.timestep:
-            self.visits += 1
-            return
-        self.timestep, self.visits = timestep, 1
-        self.steps += 1
-
-
-class Trajectory:
-    """One pass of the solver from noise to sample, as seen by one denoiser."""
-
-    def __init__(
-        self, call: Call, schedule: Schedule | None, chunk: int | None, flow: bool
-    ) -> None:
-        self.schedule = schedule
-        self.chunk = chunk
-        self.flow = flow
-        self.signature = latent_signature(call.inputs)
-        self.times: list[float] = []
-        self.index = -1
-        self.plan: tuple[float, ...] | None = None
-        self.branches: dict[str, Branch] = {}
-
-    def step_of(self, timestep: float) -> int:
-        """Counts distinct times in order."""
-        if not self.times or self.times[-1] != timestep:
-            self.times.append(timestep)
-        return len(self.times) - 1
-
-    def direction_reason(self, branch: Branch | None, timestep: float) -> str | None:
-        """Without a scheduler in sight: why `timestep` cannot go on with this trajectory."""
-        times = self.times
-        if branch is not None and branch.timestep == timestep:
-            # Two-stage solvers (Heun) visit each time but the first twice.
-            again = timestep == times[0] or branch.visits > 1
-            return "timestep came back" if again else None
-        moved = timestep - times[-1]
-        if not moved or len(times) < 2:
-            return None
-        if moved * (times[1] - times[0]) < 0:
-            return "timestep went back"
-        return "timestep leapt" if abs(moved) > LEAP * abs(times[-1] - times[-2]) else None
-
-
 class Clock:
     """Builds the context of each call; remembers one trajectory."""
 
@@ -121,6 +63,7 @@ class Clock:
         self.trajectory: Trajectory | None = None
         # `timesteps` that say nothing: not armed since wrap, or found not to be the loop's own.
         self.stale: list[Any] = []
+        self._armed: list[Schedule] = []  # oldest first
         self._branches = BranchNames()
 
     def watch(self, pipeline: Any, serves: Serves | None = None) -> None:
@@ -140,7 +83,7 @@ class Clock:
             return None
         digests = (self._branches.digest(call.conditioning), call.options)
         name = self.named[0] if self.named else self._branches.name(digests)
-        schedule = self._schedule(call.timestep)
+        schedule = self._schedule(call.timestep, name)
         reason = self._new_trajectory(call, call.timestep, name, schedule, digests)
         if reason is not None:
             flow = schedule.is_flow if schedule else 0 <= self._named("sigma", 2.0) <= 1
@@ -163,24 +106,20 @@ class Clock:
         sigma, num_steps = self._named("sigma", None), self._named("num_inference_steps", None)
         schedule = trajectory.schedule
         if schedule is not None:
-            index = schedule.find(timestep, branch.index + 1) or 0
-            if trajectory.plan is None:
-                trajectory.plan = schedule.times(index)
-            elif schedule.leap(trajectory.index, index):
-                # The loop leaves out steps of this schedule, so it runs another one.
+            index, trust = trajectory.advance(schedule, branch, timestep)
+            if not trust:
                 self._distrust(schedule.token)
-            branch.index = index
-            trajectory.index = max(trajectory.index, index)
-            num_steps = len(trajectory.plan)
+            num_steps = len(trajectory.plan or ())
             sigma = schedule.sigmas[index] if schedule.sigmas else sigma
         if trajectory.flow and sigma is None:
             self.trajectory = None
             return None
-        branch.visit(timestep)
+        mark = timestep if schedule is None else schedule.ordinals[trajectory.index]
+        branch.visit(mark)
         return CallContext(
             branch=name,
             chunk=self.chunk,
-            step=trajectory.step_of(timestep),
+            step=trajectory.step_of(mark),
             branch_step=branch.steps - 1,
             timestep=timestep,
             sigma=sigma,
@@ -213,23 +152,43 @@ class Clock:
         if branch is not None and branch.conditioning != digests:
             return "conditioning changed"
         if schedule is not None:
-            found = schedule.find(timestep, branch.index + 1 if branch else 0)
+            found = old.place(schedule, branch, timestep)
             return "timestep came back" if found is None else None
         return old.direction_reason(branch, timestep)
 
-    def _schedule(self, timestep: float) -> Schedule | None:
-        """The schedule that this call belongs to: armed since wrap, and holding this timestep."""
-        old = self.trajectory.schedule if self.trajectory else None
-        for reference, serves in reversed(self.pipelines):
-            scheduler = getattr(reference(), "scheduler", None)
-            token = getattr(scheduler, "timesteps", None)
-            if token is None or any(token is stale for stale in self.stale):
-                continue
-            same = old is not None and old.token is token
-            schedule = old if old is not None and same else Schedule(scheduler, serves)
-            if schedule.find(timestep, 0) is not None:
+    def _schedule(self, timestep: float, name: str) -> Schedule | None:
+        """The schedule that this call belongs to, if any that was armed since wrap.
+
+        One not seen before comes first, then the present one as long as it goes on, then the
+        others: pipelines that share a denoiser take turns.
+        """
+        fresh = self._read_schedulers()
+        old = self.trajectory
+        if old is not None and old.schedule in self._armed and not fresh:
+            assert old.schedule is not None
+            if old.place(old.schedule, old.branches.get(name), timestep) is not None:
+                return old.schedule
+        for schedule in reversed(self._armed):
+            if schedule.place(timestep, 0, 0) is not None:
                 return schedule
         return None
+
+    def _read_schedulers(self) -> bool:
+        """Brings `_armed` up to date; whether a scheduler has been armed since the last call."""
+        current = []
+        for reference, serves in self.pipelines:
+            scheduler = getattr(reference(), "scheduler", None)
+            token = getattr(scheduler, "timesteps", None)
+            if token is not None and not any(token is stale for stale in self.stale):
+                current.append((token, scheduler, serves))
+        known = [s for s in self._armed if any(s.token is token for token, _, _ in current)]
+        new = [
+            Schedule(scheduler, serves)
+            for token, scheduler, serves in current
+            if not any(s.token is token for s in known)
+        ]
+        self._armed = known + new
+        return bool(new)
 
     def _named(self, key: str, default: Any) -> Any:
         return self.named[1].get(key, default) if self.named else default
@@ -237,50 +196,3 @@ class Clock:
     def _distrust(self, timesteps: Any) -> None:
         if timesteps is not None:
             self.stale = [*self.stale[-7:], timesteps]
-
-
-class BranchNames:
-    """Names branches by what they are conditioned on, never by counting calls."""
-
-    MAX_BRANCHES = 16
-
-    def __init__(self) -> None:
-        self._digests: dict[int, tuple[weakref.ref[Tensor], int | None, str]] = {}
-        self._names: dict[Any, str] = {}
-
-    def digest(self, conditioning: Sequence[tuple[str, Tensor]]) -> tuple[Any, ...]:
-        """Content digests by name; only tensors not seen before are read."""
-        return tuple((name, self._of(tensor)) for name, tensor in conditioning)
-
-    def name(self, key: tuple[Any, ...]) -> str:
-        """ "branch 0" for the first conditioning, "branch 1" for the next other one, and so on."""
-        if key not in self._names:
-            if len(self._names) >= self.MAX_BRANCHES:
-                self._names.clear()
-            self._names[key] = f"branch {len(self._names)}"
-        return self._names[key]
-
-    def _of(self, tensor: Tensor) -> str:
-        version = None if tensor.is_inference() else tensor._version
-        known = self._digests.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == version:
-            return known[2]
-        digest = content_digest(tensor)
-        if len(self._digests) > 256:
-            self._digests = {k: v for k, v in self._digests.items() if v[0]() is not None}
-        self._digests[id(tensor)] = (weakref.ref(tensor), version, digest)
-        return digest
-
-
-def content_digest(tensor: Tensor) -> str:
-    """Digest of shape, dtype and content; a meta tensor has no content."""
-    head = f"{tuple(tensor.shape)}{tensor.dtype}{tensor.device}"
-    if tensor.is_meta:
-        return head
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return head + hashlib.blake2b(raw.tobytes(), digest_size=16).hexdigest()
-
-
-def latent_signature(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-    """What must not change within a trajectory."""
-    return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)

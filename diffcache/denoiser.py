@@ -13,7 +13,7 @@ from torch import nn
 from .context import CallContext, Clock, Trajectory
 from .features.cell import Cell, Decision
 from .features.store import TensorStore
-from .hooks import InstalledForward, Named, NamedContext
+from .hooks import COMPILED, InstalledContext, InstalledForward, Named
 from .model_site import ModelSite
 from .policy import Policy
 from .records import Recorder, Row
@@ -21,6 +21,10 @@ from .signature import CallSignature
 from .stack_site import StackSite
 
 ATTRIBUTE = "_diffcache"
+COMPILED_WHOLE = (
+    "{} cannot skip blocks inside one compiled graph: use site='model', "
+    "or compile the blocks alone (compile_repeated_blocks)"
+)
 
 
 class Denoiser:
@@ -37,17 +41,20 @@ class Denoiser:
         self.paused = 0
         self.clock = Clock()
         self.recorder = Recorder()
-        self.compiled = hasattr(module, "_orig_mod")
-        inner: Any = module._orig_mod if self.compiled else module
+        inner: Any = getattr(module, "_orig_mod", module)
         self.signature = CallSignature(type(inner).forward, type(inner).__name__)
-        self.installed: list[InstalledForward | NamedContext] = []
+        self.installed: list[InstalledForward | InstalledContext] = []
         self.use(policy, self.make_site(policy))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of the module are not wrapped."""
+        return type(None), ()
 
     def install(self) -> None:
         """Puts the hooks on the module."""
-        self.installed.append(InstalledForward(self.module, self.call))
+        self.installed.append(InstalledForward(self.module, self.call, self._may_compile))
         if hasattr(self.module, "cache_context"):
-            self.installed.append(NamedContext(self.module, self._heard))
+            self.installed.append(InstalledContext(self.module, self._heard))
         self.module.__dict__[ATTRIBUTE] = self
 
     def make_site(self, policy: Policy) -> StackSite | ModelSite:
@@ -56,7 +63,11 @@ class Denoiser:
         Raises:
             ValueError: there is no such site in this module.
         """
-        return StackSite(self, policy) if policy.site.blocks else ModelSite(self)
+        if not policy.site.blocks:
+            return ModelSite(self)
+        if hasattr(self.module, "_orig_mod") or self.module.__dict__.get(COMPILED) is not None:
+            raise ValueError(COMPILED_WHOLE.format(self.name))
+        return StackSite(self, policy)
 
     def use(self, policy: Policy, site: StackSite | ModelSite) -> None:
         """Takes up a policy; the history made under the old one is dropped."""
@@ -161,6 +172,10 @@ class Denoiser:
             return None
         reasons = [row.reason for row in rows]
         return max(set(reasons), key=reasons.count)
+
+    def _may_compile(self) -> None:
+        if self.policy.site.blocks:
+            raise ValueError(COMPILED_WHOLE.format(self.name))
 
     def _heard(self, named: Named) -> Named:
         before, self.clock.named = self.clock.named, named

@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
+from torch.compiler import is_compiling
+
 _ABSENT = object()
+COMPILED = "_compiled_call_impl"  # where torch.nn.Module.compile puts what it made
 Named = (
     tuple[str, dict[str, Any]] | None
 )  # what a pipeline says of a call: branch name, step, sigma
@@ -32,49 +35,105 @@ class InstancePatch:
         return True
 
 
-class ForwardHook:
-    """Stands in for `forward` on one instance; without a handler it only passes on.
+class Hook:
+    """A callable that stands in for a method on one instance.
 
-    `original` is what `module.forward` was before: a bound method, or another hook's function.
+    `original` is what was found before: a bound method, or another hook's function. Copies and
+    pickles of the instance are not wrapped: there the original method of the copy takes its place.
     """
 
-    __slots__ = ("__weakref__", "__wrapped__", "handler", "original")
-    _torchdynamo_disable = (
-        True  # compiled callers break the graph here instead of tracing our state
-    )
+    __slots__ = ("__weakref__", "__wrapped__", "handler", "original", "passing")
 
-    def __init__(self, original: Callable[..., Any], handler: Callable[..., Any]) -> None:
+    def __init__(self, original: Callable[..., Any], handler: Callable[..., Any] | None) -> None:
         self.original = self.__wrapped__ = original
-        self.handler: Callable[..., Any] | None = handler
+        self.handler = handler
+        self.passing = False  # for a while: pass on without asking the handler
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self.original, MethodType):
+            return getattr, (self.original.__self__, self.original.__name__)
+        return _same, (self.original,)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+class CallHook(Hook):
+    """Stands in for `forward` or `compile`; without a handler it only passes on."""
+
+    __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.handler is None:
+        # A graph traced from outside cannot hold our state: it gets the plain forward.
+        if self.handler is None or self.passing or is_compiling():
             return self.original(*args, **kwargs)
         return self.handler(self.original, args, kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copied module is not wrapped: its forward is its own, not the original module's."""
-        if isinstance(self.original, MethodType):
-            owner = memo.get(id(self.original.__self__))
-            if owner is not None:
-                return MethodType(self.original.__func__, owner)
-        raise TypeError(
-            "this module is wrapped by diffcache on top of another hook: unwrap it before copying"
-        )
+
+class ContextHook(Hook):
+    """Stands in for diffusers' `cache_context`, so that the pipeline's own words are heard."""
+
+    __slots__ = ()
+
+    @contextmanager
+    def __call__(self, name: str, **kwargs: Any) -> Iterator[None]:
+        handler = self.handler or _same
+        before = handler((name, kwargs))
+        try:
+            with self.original(name, **kwargs):
+                yield
+        finally:
+            handler(before)
 
 
 class InstalledForward:
-    """A `ForwardHook` on a module, removed without a trace even from under hooks put on later."""
+    """A `CallHook` on a module, removed without a trace even from under hooks put on later.
 
-    def __init__(self, module: Any, handler: Callable[..., Any]) -> None:
-        self.module = module
-        self.hook = ForwardHook(module.forward, handler)
-        self.patch = InstancePatch(module, "forward", self.hook)
+    After `module.compile()`, before or after us, the handler stands outside the compiled graph.
+
+    Args:
+        may_compile: called before the module is compiled as a whole; raises if it must not be.
+    """
+
+    def __init__(
+        self, module: Any, handler: Callable[..., Any], may_compile: Callable[[], None]
+    ) -> None:
+        self.module, self.handler, self.may_compile = module, handler, may_compile
+        self.hook = CallHook(module.forward, handler)
+        self.patches = [
+            InstancePatch(module, "forward", self.hook),
+            InstancePatch(module, "compile", CallHook(module.compile, self._compile)),
+        ]
+        if module.__dict__.get(COMPILED) is not None:
+            self._cover_compiled()
 
     def remove(self) -> None:
         self.hook.handler = None
-        if not self.patch.remove():
-            self._replace_below()
+        for patch in reversed(self.patches):
+            if not patch.remove() and patch.name == "forward":
+                self._replace_below()
+
+    def _compile(self, original: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Around `module.compile`, which by itself would trace our state into the graph."""
+        self.may_compile()
+        original(*args, **kwargs)
+        self._cover_compiled()
+
+    def _cover_compiled(self) -> None:
+        compiled = self.module.__dict__[COMPILED]
+
+        def original(*args: Any, **kwargs: Any) -> Any:
+            self.hook.passing = True
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self.hook.passing = False
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.handler(original, args, kwargs)
+
+        self.patches.append(InstancePatch(self.module, COMPILED, call))
 
     def _replace_below(self) -> None:
         """accelerate and diffusers keep what they cover under these names."""
@@ -90,22 +149,13 @@ def _diffusers_functions(module: Any) -> Iterator[Any]:
     yield from getattr(registry, "_fn_refs", [])
 
 
-class NamedContext:
-    """Shadows `cache_context` on one denoiser, so that the pipeline's own words are heard."""
+class InstalledContext:
+    """A `ContextHook` on a module that has a `cache_context`."""
 
     def __init__(self, module: Any, heard: Callable[[Named], Named]) -> None:
-        original = module.cache_context
-
-        @contextmanager
-        def cache_context(name: str, **kwargs: Any) -> Iterator[None]:
-            before = heard((name, kwargs))
-            try:
-                with original(name, **kwargs):
-                    yield
-            finally:
-                heard(before)
-
-        self.patch = InstancePatch(module, "cache_context", cache_context)
+        self.hook = ContextHook(module.cache_context, heard)
+        self.patch = InstancePatch(module, "cache_context", self.hook)
 
     def remove(self) -> None:
+        self.hook.handler = None
         self.patch.remove()

@@ -1,7 +1,7 @@
-"""Pieces of a self-contained HTML page: the frame, the timeline of decisions, the table of decisions.
+"""Pieces of a self-contained HTML page: its frame, the timeline and the table of decisions.
 
-Everything is inline; the page's own content policy forbids any request. Rows are those of `Report.rows`;
-only attributes are read, so this module imports nothing of the package.
+Everything is inline; the page's own content policy forbids any request. Rows are those of
+`Report.rows`; only attributes are read, so this module imports nothing of the package.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,8 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
   padding: 20px 22px; margin: 18px 0; overflow-x: auto; }
 section.plain { background: none; border: 0; padding: 0; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { font-weight: 600; color: var(--soft); font-size: 13px; text-align: right; white-space: nowrap; }
+th { font-weight: 600; color: var(--soft); font-size: 13px; text-align: right;
+  white-space: nowrap; }
 td { text-align: right; } th, td { padding: 6px 10px; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 tr:last-child td { border-bottom: 0; } tr.best td { font-weight: 650; }
@@ -41,8 +42,9 @@ tr:last-child td { border-bottom: 0; } tr.best td { font-weight: 650; }
 .key + .key, .keys span + span { margin-left: 14px; }
 svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--soft);
   font: 12px system-ui, sans-serif; } svg .name { fill: var(--ink); }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 18px; margin: 8px 0 0; }
-dt { color: var(--soft); } dd { margin: 0; }
+dl { columns: 3 260px; column-gap: 32px; margin: 8px 0 0; }
+dl div { break-inside: avoid; padding: 2px 0; } dt { color: var(--soft); font-size: 13px; }
+dd { margin: 0 0 4px; }
 """
 
 
@@ -82,8 +84,8 @@ def table(header: Sequence[str], body: Iterable[Sequence[Any]], words: Sequence[
 def timeline_svg(rows: Iterable[Any]) -> str:
     """Computed and reused calls over the steps, a lane for each (module, branch).
 
-    A cell is one step (of one chunk); where several sites decide within it, the filled height is the
-    share that was computed. Its tooltip tells reason, metric and error.
+    A cell is one step (of one chunk); where several sites decide within it, the filled height is
+    the share that was computed. Its tooltip tells reason, metric and error.
     """
     lanes: dict[tuple[str, str], dict[tuple[int, int], list[Any]]] = {}
     for row in rows:
@@ -141,8 +143,8 @@ def _timeline_cell(calls: Sequence[Any], left: float, top: float, width: float) 
     height = LANE - 6
     filled = height * computed
     lower = (
-        f'<rect x="{left}" y="{top + height - filled:g}" width="{width}" height="{filled:g}" rx="2" '
-        'fill="var(--compute)"/>'
+        f'<rect x="{left}" y="{top + height - filled:g}" width="{width}" height="{filled:g}" '
+        'rx="2" fill="var(--compute)"/>'
         if computed
         else ""
     )

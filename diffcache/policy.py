@@ -49,6 +49,8 @@ class Policy:
     def __post_init__(self) -> None:
         for slot in SLOTS:
             value = getattr(self, slot)
+            if value is None and slot not in ("probe", "metric"):
+                raise ValueError(f"a policy needs a {slot}")
             if value is not None:
                 object.__setattr__(self, slot, build(slot, value))
         object.__setattr__(self, "exact", dict(self.exact))
@@ -90,20 +92,16 @@ class Policy:
         Raises:
             ValueError: no part has such a setting; the message lists near matches.
         """
-        changes: dict[str, Any] = {}
-        known = self.settings()
         names = {f.name for f in fields(self)}
-        for name, value in overrides.items():
-            if name in names:
-                changes[name] = value
-            elif name not in known:
+        whole: Any = {name: value for name, value in overrides.items() if name in names}
+        policy = replace(self, **whole)
+        for name in [name for name in overrides if name not in names]:
+            known = policy.settings()
+            if name not in known:
                 raise ValueError(
                     f"policy {self.name!r} has no setting {name!r}; {near(name, known)}"
                 )
-        policy = replace(self, **changes)
-        for name, value in overrides.items():
-            if name not in names:
-                policy = policy._with(name, value)
+            policy = policy._with(name, overrides[name])
         return policy
 
     def _with(self, name: str, value: Any) -> Policy:
@@ -174,9 +172,10 @@ def load(path: str | Path) -> Policy:
         FileNotFoundError: there is no such file.
     """
     path = Path(path)
-    text = path.read_text(encoding="utf-8")
+    yaml_file = _is_yaml(path)
     try:
-        if _is_yaml(path):
+        text = path.read_text(encoding="utf-8")
+        if yaml_file:
             import yaml
 
             description = yaml.safe_load(text)

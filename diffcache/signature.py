@@ -62,6 +62,8 @@ class CallSignature:
         options: list[tuple[str, Any]] = []
         for name, value in arguments.items():
             tensors = tensor_list(value)
+            if isinstance(value, Mapping):
+                tensors = tuple(item for item in value.values() if isinstance(item, Tensor))
             if tensors:
                 conditioning += [] if is_stream(name) else [(name, tensor) for tensor in tensors]
             elif is_option(value):

@@ -46,10 +46,6 @@ class StackSite:
         where = type(inner).__name__
         if not self.lists:
             raise ValueError(f"{where} holds no list of repeated blocks: use site='model'")
-        if denoiser.compiled:
-            raise ValueError(
-                f"{where} is compiled as a whole: use site='model', or compile its blocks alone"
-            )
         self.hooked = sum(len(item) for item in self.lists)
         policy.site.span(self.hooked)
         self.contracts: dict[str, Contract | None] = {}  # None: observe again

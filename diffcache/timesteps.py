@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
 
-BF16_ROUNDING = 2.0**-8
 Serves = Callable[[float], bool]  # of two experts: whether this one is called at a timestep
+Form = Callable[[float], float]
+
+# What models are given for a timestep t: t, t / 1000 (Flux), 1 - t / 1000 (Lumina); the inverses.
+FORMS: tuple[Form, ...] = (lambda t: t, lambda t: t * 1000, lambda t: (1 - t) * 1000)
+# Some pipelines round t to bf16, before or after scaling it: twice 2^-8 at most.
+ROUNDING = 2.0**-7
 
 
 class Schedule:
-    """A host copy of what a scheduler was armed with; `token` is its `timesteps` tensor itself."""
+    """A host copy of what a scheduler was armed with; `token` is its `timesteps` tensor itself.
+
+    `ordinals` counts distinct times: two-stage solvers name each time twice.
+    """
 
     def __init__(self, scheduler: Any, serves: Serves | None = None) -> None:
         self.token = scheduler.timesteps
@@ -24,32 +33,37 @@ class Schedule:
         self.is_flow = self.sigmas is not None and max(self.sigmas, default=2.0) <= 1.0 + 1e-6
         served = [i for i, t in enumerate(self.timesteps) if serves is None or serves(t)]
         self.last = served[-1] if served else -1
-        self._indices: dict[float, list[int]] = {}
-        for index, timestep in enumerate(self.timesteps):
-            self._indices.setdefault(timestep, []).append(index)
+        self.ordinals = [0]
+        for a, b in pairwise(self.timesteps):
+            self.ordinals.append(self.ordinals[-1] + (a != b))
 
     def times(self, start: int) -> tuple[float, ...]:
-        """The distinct times from `start` to the last one served; two-stage solvers repeat them."""
+        """The distinct times from `start` to the last one served."""
         values = self.sigmas if self.is_flow and self.sigmas else self.timesteps
-        return tuple(dict.fromkeys(values[start : self.last + 1]))
+        steps = {self.ordinals[i]: values[i] for i in range(start, self.last + 1)}
+        return tuple(steps.values())
 
-    def leap(self, start: int, end: int) -> bool:
-        """Whether more than one distinct time lies in [start, end)."""
-        return len(dict.fromkeys(self.timesteps[start:end])) > 1
+    def place(
+        self, timestep: float, start: int, expected: int, form: Form | None = None
+    ) -> tuple[int, Form] | None:
+        """Position of `timestep` at or after `start`, and the form in which it was given.
 
-    def find(self, timestep: float, start: int) -> int | None:
-        """Position of `timestep` at or after `start`.
-
-        Models are also given t / 1000 (Flux), 1 - t / 1000 (Lumina), and t rounded to bf16.
+        Args:
+            expected: where the trajectory is; this place or the next is taken if it fits at all.
+            form: the form of this trajectory's calls before, None at the first.
         """
-        for index in self._indices.get(timestep, ()):
-            if index >= start:
+        found = []
+        for candidate in FORMS if form is None else (form,):
+            index = self._nearest(candidate(timestep), start, expected)
+            if index is not None:
+                found.append((index, candidate))
+        return min(found, key=lambda pair: pair[0]) if found else None
+
+    def _nearest(self, timestep: float, start: int, expected: int) -> int | None:
+        tolerance = ROUNDING * abs(timestep) + 1e-3
+        off = [abs(t - timestep) for t in self.timesteps]
+        for index in (expected, expected + 1):
+            if start <= index < len(off) and off[index] <= tolerance:
                 return index
-        if timestep in self._indices:
-            return None
-        forms = (timestep, timestep * 1000, (1 - timestep) * 1000) if timestep <= 1 else (timestep,)
-        for form in forms:
-            for index in range(start, len(self.timesteps)):
-                if abs(self.timesteps[index] - form) <= BF16_ROUNDING * abs(form) + 1e-3:
-                    return index
-        return None
+        index = min(range(start, len(off)), key=off.__getitem__, default=-1)
+        return index if index >= 0 and off[index] <= tolerance else None

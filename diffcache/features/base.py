@@ -89,10 +89,10 @@ def near(name: str, known: Mapping[str, Any]) -> str:
 
 
 def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Raises ValueError("threshold must be in [0, 1], got 1.4"); NaN is refused too."""
-    if not low <= value <= high:
+    """Raises ValueError("threshold must be in [0, 1], got 1.4"); NaN and text are refused too."""
+    if not isinstance(value, (int, float)) or not low <= value <= high:
         bounds = f"in [{low:g}, {high:g}]" if high != float("inf") else f"at least {low:g}"
-        raise ValueError(f"{name} must be {bounds}, got {value}")
+        raise ValueError(f"{name} must be {bounds}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

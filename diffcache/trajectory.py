@@ -1,0 +1,94 @@
+"""One pass of the solver from noise to sample, as one denoiser sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .signature import Call
+from .timesteps import Form, Schedule
+
+# Without a schedule, a leap this many times the last one is taken for a new run.
+LEAP = 4.0
+
+
+@dataclass(slots=True)
+class Branch:
+    """What one branch was served in a trajectory."""
+
+    conditioning: tuple[Any, ...]
+    mark: float | None = None
+    visits: int = 0
+    steps: int = 0
+    index: int = -1
+
+    def visit(self, mark: float) -> None:
+        """Counts calls at one step; a mark is a timestep, or its ordinal in a schedule."""
+        if mark == self.mark:
+            self.visits += 1
+            return
+        self.mark, self.visits = mark, 1
+        self.steps += 1
+
+
+class Trajectory:
+    """One pass of the solver from noise to sample, as seen by one denoiser."""
+
+    def __init__(
+        self, call: Call, schedule: Schedule | None, chunk: int | None, flow: bool
+    ) -> None:
+        self.schedule = schedule
+        self.chunk = chunk
+        self.flow = flow
+        self.signature = latent_signature(call.inputs)
+        self.marks: list[float] = []
+        self.index = -1
+        self.form: Form | None = None
+        self.plan: tuple[float, ...] | None = None
+        self.branches: dict[str, Branch] = {}
+
+    def step_of(self, mark: float) -> int:
+        """Counts distinct steps in order."""
+        if not self.marks or self.marks[-1] != mark:
+            self.marks.append(mark)
+        return len(self.marks) - 1
+
+    def place(
+        self, schedule: Schedule, branch: Branch | None, timestep: float
+    ) -> tuple[int, Form] | None:
+        """Where this branch's next call lies in the schedule, None if it does not go on there."""
+        start = branch.index + 1 if branch is not None else 0
+        return schedule.place(timestep, start, self.index, self.form)
+
+    def advance(self, schedule: Schedule, branch: Branch, timestep: float) -> tuple[int, bool]:
+        """Moves on to `timestep`; its index, and whether the loop follows this schedule at all."""
+        index, self.form = self.place(schedule, branch, timestep) or (0, self.form)
+        trust = True
+        if self.plan is None:
+            self.plan = schedule.times(index)
+        else:
+            trust = schedule.ordinals[index] <= schedule.ordinals[self.index] + 1
+        branch.index, self.index = index, max(self.index, index)
+        return index, trust
+
+    def direction_reason(self, branch: Branch | None, timestep: float) -> str | None:
+        """Without a scheduler in sight: why `timestep` cannot go on with this trajectory."""
+        times = self.marks
+        if branch is not None and branch.mark == timestep:
+            # Two-stage solvers (Heun) visit each time but the first twice.
+            again = timestep == times[0] or branch.visits > 1
+            return "timestep came back" if again else None
+        moved = timestep - times[-1]
+        if not moved or len(times) < 2:
+            return None
+        if moved * (times[1] - times[0]) < 0:
+            return "timestep went back"
+        return "timestep leapt" if abs(moved) > LEAP * abs(times[-1] - times[-2]) else None
+
+
+def latent_signature(inputs: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What must not change within a trajectory."""
+    return tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
