@@ -91,10 +91,12 @@ class Denoiser:
         if self.paused:
             return original(*args, **kwargs)
         begun = perf_counter()
-        first = len(self.recorder.rows)
+        before, count = self.recorder.rows, len(self.recorder.rows)
         output = self._run(original, args, kwargs)
-        if len(self.recorder.rows) > first:
-            self.recorder.rows[first].seconds = perf_counter() - begun
+        rows = self.recorder.rows  # a new list where this call began a new run
+        first = count if rows is before else 0
+        if len(rows) > first:
+            rows[first].seconds = perf_counter() - begun
         return output
 
     def _run(
@@ -114,9 +116,9 @@ class Denoiser:
             self._new_trajectory(context, before)
         if self.policy.axis == "chunk" and context.chunk is not None:
             context = replace(context, time=float(context.chunk))
-        first = len(self.recorder.rows)
+        count = len(self.recorder.rows)
         output = self.site.run(context, call, original, args, kwargs)
-        if len(self.recorder.rows) == first:
+        if len(self.recorder.rows) == count:
             self.record(context, Decision(False, "nothing in this forward can be skipped"))
         self._free_served(context)
         return output

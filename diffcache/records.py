@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -74,9 +75,8 @@ class Report:
         self.summary["notes"] += _doubts(self.rows, recorders)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"summary": self.summary, "rows": [asdict(row) for row in self.rows]}, indent=1
-        )
+        everything = {"summary": self.summary, "rows": [asdict(row) for row in self.rows]}
+        return json.dumps(_finite(everything), indent=1, allow_nan=False)
 
     def to_html(self, path: str | Path) -> None:
         """Writes one self-contained page: summary, timeline, every decision."""
@@ -107,6 +107,15 @@ class Report:
         return "\n".join(lines + [f"  note: {note}" for note in s["notes"]])
 
     __repr__ = __str__
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _summarise(policy: str, modules: dict[str, dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
