@@ -5,7 +5,7 @@ from pathlib import Path as _Path
 from typing import Any as _Any
 
 # In a checkout, diffcache.kernels, .pipelines and .world_models are the sibling folders.
-if not _Path(__file__).with_name("kernels").is_dir():
+if not _Path(__file__).with_name("pipelines").is_dir():
     __path__.append(str(_Path(__file__).parents[1]))
 
 __version__ = "0.1.0"

@@ -30,7 +30,7 @@ class CallContext:
             chunk index on the chunk axis.
         pass_kind: "denoise", "kv_write" or "prefill".
         num_steps: steps of this trajectory, None where no scheduler tells.
-        times: `time` of all of them in order, None where no scheduler tells.
+        width: how far sigma moves in this step, None where no flow-matching scheduler tells.
         new: why this call begins a new trajectory, or None.
     """
 
@@ -44,7 +44,7 @@ class CallContext:
     pass_kind: PassKind
     num_steps: int | None
     new: str | None
-    times: tuple[float, ...] | None = None
+    width: float | None = None
 
     @property
     def steps_left(self) -> int | None:
@@ -104,12 +104,12 @@ class Clock:
         self, timestep: float, name: str, branch: Branch, trajectory: Trajectory, reason: str | None
     ) -> CallContext | None:
         sigma, num_steps = self._named("sigma", None), self._named("num_inference_steps", None)
-        schedule = trajectory.schedule
+        schedule, width = trajectory.schedule, None
         if schedule is not None:
             index, trust = trajectory.advance(schedule, branch, timestep)
             if not trust:
                 self._distrust(schedule.token)
-            num_steps = len(trajectory.plan or ())
+            num_steps, width = trajectory.num_steps, schedule.width(index)
             sigma = schedule.sigmas[index] if schedule.sigmas else sigma
         if trajectory.flow and sigma is None:
             self.trajectory = None
@@ -127,7 +127,7 @@ class Clock:
             pass_kind=self.pass_kind,
             num_steps=num_steps,
             new=reason,
-            times=trajectory.plan,
+            width=width,
         )
 
     def _new_trajectory(

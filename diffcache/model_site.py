@@ -54,13 +54,13 @@ class ModelSite:
             return self._rebuild(template, cell, context, call)
         inputs, fingerprint = self._snapshot(call, fingerprint)
         output = original(*args, **kwargs)
-        decision = self._learn(context, cell, inputs, fingerprint, output, decision)
+        decision, output = self._learn(context, cell, inputs, fingerprint, output, decision)
         self.denoiser.record(context, replace(decision, reuse=False))
         return output
 
     def _rebuild(self, template: Template, cell: Cell, context: CallContext, call: Call) -> Any:
         empty = tuple(leaf for leaf in template.leaves if isinstance(leaf, Tensor))
-        rebuilt = list(cell.predict(context.time, empty))
+        rebuilt = list(cell.predict(context, empty))
         if self._residual:
             for i, tensor in enumerate(rebuilt):
                 base = _base(call.inputs, i, tensor)
@@ -78,13 +78,13 @@ class ModelSite:
         fingerprint: Tensor | None,
         output: Any,
         decision: Decision,
-    ) -> Decision:
+    ) -> tuple[Decision, Any]:
+        """Takes the output in; returns what is recorded and what is handed out."""
         leaves, spec = tree_flatten(output)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not tensors or not all(tensor.is_floating_point() for tensor in tensors):
-            return replace(
-                decision, reason=f"output {type(output).__name__} holds no floating tensors alone"
-            )
+            reason = f"output {type(output).__name__} holds no floating tensors alone"
+            return replace(decision, reason=reason), output
         empty = [
             torch.empty(0, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) else x
             for x in leaves
@@ -97,7 +97,13 @@ class ModelSite:
                 t if base is None else t - base for t, base in zip(tensors, bases, strict=True)
             )
             owned = all(base is not None for base in bases)
-        return replace(decision, error=cell.push(context, fingerprint, streams, tensors[0], owned))
+        corrected = None if self._residual else cell.correct(context, streams)
+        error = cell.push(context, fingerprint, streams, tensors[0], owned)
+        if corrected is not None:
+            paid = iter(corrected)
+            leaves = [next(paid) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            output = tree_unflatten(leaves, spec)
+        return replace(decision, error=error), output
 
     def _snapshot(
         self, call: Call, fingerprint: Tensor | None

@@ -40,7 +40,8 @@ tr:last-child td { border-bottom: 0; } tr.best td { font-weight: 650; }
   background: var(--card); } td.words, th.words { text-align: left; }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 3px; margin: 0 6px 0 0; }
 .key + .key, .keys span + span { margin-left: 14px; }
-svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--soft);
+svg { display: block; max-width: 100%; min-width: 640px; height: auto; }
+svg text { fill: var(--soft);
   font: 12px system-ui, sans-serif; } svg .name { fill: var(--ink); }
 dl { columns: 3 260px; column-gap: 32px; margin: 8px 0 0; }
 dl div { break-inside: avoid; padding: 2px 0; } dt { color: var(--soft); font-size: 13px; }

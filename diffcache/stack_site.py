@@ -191,7 +191,7 @@ class CallDecisions:
                 raise ContractBroken(self.site.refused)
             raise Unverified
         self._record(region, decision)
-        return cell.predict(self.context.time, entry) if decision.reuse else None
+        return cell.predict(self.context, entry) if decision.reuse else None
 
     def _new_decision(self, region: range, cell: Cell, here: Tensor, front: Tensor) -> Decision:
         policy = self.site.policy

@@ -28,7 +28,7 @@ class Schedule:
         self.timesteps = [float(t) for t in torch.as_tensor(self.token).flatten().tolist()]
         sigmas = getattr(scheduler, "sigmas", None)
         values = [] if sigmas is None else torch.as_tensor(sigmas).flatten().tolist()
-        self.sigmas = values[: len(self.timesteps)] if len(values) >= len(self.timesteps) else None
+        self.sigmas = values if len(values) >= len(self.timesteps) else None
         # Flow matching has sigma in [0, 1]; elsewhere the timestep is the smoother coordinate.
         self.is_flow = self.sigmas is not None and max(self.sigmas, default=2.0) <= 1.0 + 1e-6
         served = [i for i, t in enumerate(self.timesteps) if serves is None or serves(t)]
@@ -37,11 +37,15 @@ class Schedule:
         for a, b in pairwise(self.timesteps):
             self.ordinals.append(self.ordinals[-1] + (a != b))
 
-    def times(self, start: int) -> tuple[float, ...]:
-        """The distinct times from `start` to the last one served."""
-        values = self.sigmas if self.is_flow and self.sigmas else self.timesteps
-        steps = {self.ordinals[i]: values[i] for i in range(start, self.last + 1)}
-        return tuple(steps.values())
+    def num_steps(self, start: int) -> int:
+        """How many distinct times there are from `start` to the last one served."""
+        return len(set(self.ordinals[start : self.last + 1]))
+
+    def width(self, index: int) -> float | None:
+        """How far sigma moves from here to the next call; None where it is not flow matching."""
+        if not self.is_flow or self.sigmas is None or index + 1 >= len(self.sigmas):
+            return None
+        return self.sigmas[index + 1] - self.sigmas[index]
 
     def place(
         self, timestep: float, start: int, expected: int, form: Form | None = None

@@ -47,7 +47,7 @@ class Trajectory:
         self.marks: list[float] = []
         self.index = -1
         self.form: Form | None = None
-        self.plan: tuple[float, ...] | None = None
+        self.num_steps: int | None = None
         self.branches: dict[str, Branch] = {}
 
     def step_of(self, mark: float) -> int:
@@ -67,8 +67,8 @@ class Trajectory:
         """Moves on to `timestep`; its index, and whether the loop follows this schedule at all."""
         index, self.form = self.place(schedule, branch, timestep) or (0, self.form)
         trust = True
-        if self.plan is None:
-            self.plan = schedule.times(index)
+        if self.num_steps is None:
+            self.num_steps = schedule.num_steps(index)
         else:
             trust = schedule.ordinals[index] <= schedule.ordinals[self.index] + 1
         branch.index, self.index = index, max(self.index, index)

@@ -70,13 +70,14 @@ def scatter(points: Mapping[str, tuple[float, float, float]], across: str, up: s
         return '<p class="soft">Every clip is identical to the reference.</p>'
     low, high = _nice(min(p[2] for p in finite.values()), max(p[1] for p in finite.values()))
     right = max(1.5, math.ceil(max(p[0] for p in finite.values()) * 2 + 0.2) / 2)
+    left = min(1.0, math.floor(min(p[0] for p in finite.values()) * 2) / 2)
     marks = dict(zip(finite, colours(len(finite)), strict=True))
 
     def x(value: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - 1) / (right - 1)
+        return LEFT + (WIDTH - LEFT - RIGHT) * (value - left) / (right - left)
 
     parts = [_open(), *_grid(low, high, up)]
-    for half in range(2, int(right * 2) + 1):
+    for half in range(int(left * 2), int(right * 2) + 1):
         parts.append(
             f'<text x="{x(half / 2):.1f}" y="{HEIGHT - 16}" text-anchor="middle">{half / 2:g}x'
             "</text>"
@@ -86,7 +87,7 @@ def scatter(points: Mapping[str, tuple[float, float, float]], across: str, up: s
         f"{escape(across)}</text>"
     )
     for name, (speed, quality, lowest) in finite.items():
-        at, top, bottom = x(max(1, speed)), _y(quality, low, high), _y(lowest, low, high)
+        at, top, bottom = x(speed), _y(quality, low, high), _y(lowest, low, high)
         label = escape(f"{name}: {speed:.2f}x, {quality:.1f} {up}, lowest {lowest:.1f}")
         parts.append(
             f'<g><title>{label}</title><line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" '

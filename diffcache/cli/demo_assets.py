@@ -24,6 +24,7 @@ tbody tr:nth-child(2) td { font-weight: 600; }
 SCRIPT = """
 const clips = [...document.querySelectorAll(".clip")];
 const tabs = [...document.querySelectorAll(".tabs button")];
+const held = document.createElement("canvas");  // one frame for all tiles: a video runs on
 let shown = 0, playing = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 function frameOf(clip) {
   const video = clip.querySelector("video");
@@ -34,14 +35,16 @@ function draw(clip) {
   const video = clip.querySelector("video"), poster = clip.querySelector("img");
   const source = video && video.readyState >= 2 ? video : poster;
   if (source === poster && !poster.complete) return;
-  const columns = +clip.dataset.columns;
-  const width = (source.videoWidth || source.naturalWidth) / columns;
-  const height = (source.videoHeight || source.naturalHeight) / 2;
+  const full = source === video ? [video.videoWidth, video.videoHeight]
+    : [poster.naturalWidth, poster.naturalHeight];
+  const width = full[0] / +clip.dataset.columns, height = full[1] / 2;
+  if (held.width !== full[0] || held.height !== full[1]) [held.width, held.height] = full;
+  held.getContext("2d").drawImage(source, 0, 0);
   clip.querySelectorAll("canvas").forEach((canvas, i) => {
     if (canvas.width !== width) { canvas.width = width; canvas.height = height; }
     const column = i >> 1, row = i & 1;
     canvas.getContext("2d").drawImage(
-      source, column * width, row * height, width, height, 0, 0, width, height);
+      held, column * width, row * height, width, height, 0, 0, width, height);
   });
   const frame = frameOf(clip), plot = clip.querySelector(".plot");
   clip.querySelector("input").value = frame;

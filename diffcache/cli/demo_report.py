@@ -17,12 +17,13 @@ def summarise(clips: dict[str, list[Clip]], task: Task) -> dict[str, Any]:
     return {
         "reference": {
             "seconds": median(clip.seconds for clip in reference),
+            "seconds_cpu": median(clip.seconds_cpu for clip in reference),
             "seconds_total": median(clip.seconds_total for clip in reference),
             "steps": task.steps,
             "computed": _mean([clip.computed for clip in reference]),
         },
         "rows": [_row(method, clips[method.name], reference) for method in METHODS],
-        "environment": environment(task),
+        "environment": environment(task, clips),
     }
 
 
@@ -31,6 +32,7 @@ def _row(method: Method, clips: Sequence[Clip], reference: Sequence[Clip]) -> di
     ssim = [metrics.ssim(a.frames, b.frames) for a, b in zip(clips, reference, strict=True)]
     worst, lowest = metrics.worst(psnr)
     seconds = median(clip.seconds for clip in clips)
+    cpu = median(clip.seconds_cpu for clip in clips)
     total = median(clip.seconds_total for clip in clips)
     ideal = [
         clip.report.summary["ideal_speedup"] if clip.report else other.computed / clip.computed
@@ -43,8 +45,10 @@ def _row(method: Method, clips: Sequence[Clip], reference: Sequence[Clip]) -> di
         "computed": _mean([clip.computed for clip in clips]),
         "steps": _mean([clip.steps for clip in clips]),
         "seconds": seconds,
+        "seconds_cpu": cpu,
         "seconds_total": total,
         "speedup": median(clip.seconds for clip in reference) / seconds,
+        "speedup_cpu": median(clip.seconds_cpu for clip in reference) / cpu,
         "speedup_total": median(clip.seconds_total for clip in reference) / total,
         "ideal_speedup": mean(ideal),
         "psnr_mean": mean(psnr),
@@ -56,7 +60,7 @@ def _row(method: Method, clips: Sequence[Clip], reference: Sequence[Clip]) -> di
     }
 
 
-def environment(task: Task) -> dict[str, Any]:
+def environment(task: Task, clips: dict[str, list[Clip]]) -> dict[str, Any]:
     """Where and on what the figures were measured."""
     from importlib.metadata import version
 
@@ -69,10 +73,18 @@ def environment(task: Task) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "threads": 1,
+        "waited": waited(clips),
         "dtype": "float32",
         "clips": len(task.prompts),
         **task.call,
     }
+
+
+def waited(clips: dict[str, list[Clip]]) -> float:
+    """The share of the time in which other work on the machine held this process up."""
+    every = [clip for made in clips.values() for clip in made]
+    cpu = sum(clip.seconds_cpu for clip in every)
+    return max(0.0, round(1 - cpu / sum(clip.seconds for clip in every), 3))
 
 
 def _processor() -> str:

@@ -84,6 +84,7 @@ class Clip:
     Attributes:
         frames: [F, H, W, 3] in [0, 1].
         seconds: of the denoising loop, from the first denoiser call to the last solver step.
+        seconds_cpu: the same in CPU time, which a busy machine does not stretch.
         seconds_total: of the whole pipeline call.
         computed: full denoiser forwards per branch, counted at the last block; the first clip of a
             stack site has two more in all, in which the blocks are observed and checked.
@@ -91,6 +92,7 @@ class Clip:
 
     frames: np.ndarray[Any, Any]
     seconds: float
+    seconds_cpu: float
     seconds_total: float
     steps: int
     computed: float
@@ -157,7 +159,7 @@ def run_clip(pipe: Any, task: Task, index: int, steps: int) -> Clip:
         total = time.perf_counter() - start
     computed = loop.computed / (2 if task.call.get("guidance_scale", 5.0) > 1 else 1)
     made = report(pipe) if is_wrapped(pipe) else None
-    return Clip(frames, loop.seconds, total, steps, computed, made)
+    return Clip(frames, loop.seconds, loop.seconds_cpu, total, steps, computed, made)
 
 
 def is_wrapped(pipe: Any) -> bool:
@@ -168,13 +170,13 @@ class Loop:
     """Times the denoising loop and counts the forwards that reach the last block."""
 
     def __init__(self) -> None:
-        self.started: float | None = None
-        self.seconds = 0.0
+        self.started: tuple[float, float] | None = None
+        self.seconds = self.seconds_cpu = 0.0
         self.computed = 0
 
     def denoiser_called(self, *_: Any) -> None:
         if self.started is None:
-            self.started = time.perf_counter()
+            self.started = time.perf_counter(), time.thread_time()
 
     def last_block_called(self, *_: Any) -> None:
         self.computed += 1
@@ -182,7 +184,9 @@ class Loop:
     def step_ended(
         self, _pipe: Any, _step: int, _timestep: Any, kept: dict[str, Any]
     ) -> dict[str, Any]:
-        self.seconds = time.perf_counter() - (self.started or 0.0)
+        wall, cpu = self.started or (0.0, 0.0)
+        self.seconds = time.perf_counter() - wall
+        self.seconds_cpu = time.thread_time() - cpu
         return kept
 
 

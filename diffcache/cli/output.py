@@ -34,7 +34,7 @@ def table(
     made = Table(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(header):
         justify: Any = "left" if number < words else "right"
-        made.add_column(name, justify=justify, no_wrap=name == whole)
+        made.add_column(name, justify=justify, no_wrap=name == whole or number >= words)
     for cells in rows:
         made.add_row(*cells)
     return made

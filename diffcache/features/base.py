@@ -146,6 +146,11 @@ class Predictor(Part):
     )
 
     @property
+    def corrects(self) -> bool:
+        """Whether computed outputs pay back what predictions got wrong (features/correction.py)."""
+        return False
+
+    @property
     def depth(self) -> int:
         """How many computed steps it wants to see."""
         raise NotImplementedError

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..context import CallContext
+from .correction import Prediction, owed_weights
 from .store import TensorStore
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Cell:
         self.policy = policy
         self.store = store
         self.history: list[Entry] = []
+        self.predictions: list[Prediction] = []  # since the last computed step
         self.numbers: dict[str, float] = {}
         self.computed = 0
         self.reused = 0
@@ -72,15 +74,35 @@ class Cell:
         reuse = self.policy.gate.reuse(context, value, self)
         return Decision(reuse, self.policy.gate.kind, value)
 
-    def predict(self, time: float, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Fresh tensors for `time`, one for each stream, with the dtype and device of `like`."""
+    def predict(self, context: CallContext, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Fresh tensors for this call, one for each stream, with the dtype and device of `like`."""
         times = [entry.time for entry in self.history]
-        weights = self.policy.predictor.weights(times, time, self)
+        weights = self.policy.predictor.weights(times, context.time, self)
         self.reused += 1
         self.reuses_in_a_row += 1
+        if self.policy.predictor.corrects and context.width is not None:
+            self.predictions.append(Prediction(context.time, context.width, weights))
         return tuple(
             self._combine([entry.tensors[stream] for entry in self.history], weights, template)
             for stream, template in enumerate(like)
+        )
+
+    def correct(
+        self, context: CallContext, outputs: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...] | None:
+        """The computed outputs plus what the predictions since the last ones owe; None: nothing.
+
+        To be called before `push`, while the history is the one that was predicted from.
+        """
+        made, self.predictions = self.predictions, []
+        if not made or not context.width:
+            return None
+        times = [entry.time for entry in self.history]
+        owed = owed_weights(times, context.time, context.width, made)
+        owed[-1] += 1.0
+        return tuple(
+            self._combine([*(e.tensors[stream] for e in self.history), output], owed, output)
+            for stream, output in enumerate(outputs)
         )
 
     def push(
@@ -151,6 +173,7 @@ class Cell:
         for tensor in self._kept.values():
             self.store.drop(tensor)
         self.history, self._kept, self.numbers, self._sum = [], {}, {}, None
+        self.predictions = []
         self.computed = self.reused = self.reuses_in_a_row = 0
 
     def _measure(self, fingerprint: Tensor | None) -> float | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 from ..context import CallContext
 from .base import Gate, check_range, part
@@ -66,18 +64,18 @@ class Accumulate(Gate):
 class Table(Gate):
     """Computes a fixed share of the steps: warm-up, tail, and the rest spread in between.
 
-    The share `fraction` is spread so that the gap at a step is inversely proportional to how far
-    time moves there, to the `power`: 0 spaces computed steps evenly by index, 1 evenly in sigma.
-    Without a schedule in sight the gaps are even. `steps` names the computed steps outright.
+    Of n steps in between the i-th lies at (i / (n + 1)) ** growth of the way: 1 spaces them evenly,
+    more puts them closer early on, where errors decide what the video becomes. Without a schedule
+    in sight the gaps are even. `steps` names the computed steps outright.
     """
 
     fraction: float = 0.5
-    power: float = 0.0
+    growth: float = 1.0
     steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_range("fraction", self.fraction, 0.01, 1)
-        check_range("power", self.power, 0, 4)
+        check_range("growth", self.growth, 1, 4)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
         if self.steps is not None:
@@ -85,38 +83,28 @@ class Table(Gate):
         num_steps, guards = context.num_steps, cell.policy.guards
         if num_steps is None:
             return cell.computed >= self.fraction * (cell.computed + cell.reused + 1)
-        times = (
-            context.times if self.power and context.times else tuple(map(float, range(num_steps)))
-        )
         table = computed_steps(
-            times, self.fraction, self.power, guards.warmup_steps, guards.tail_steps
+            num_steps, self.fraction, self.growth, guards.warmup_steps, guards.tail_steps
         )
         return context.step not in table
 
 
 @lru_cache(maxsize=256)
 def computed_steps(
-    times: tuple[float, ...], fraction: float, power: float = 0.0, warmup: int = 0, tail: int = 0
+    num_steps: int, fraction: float, growth: float = 1.0, warmup: int = 0, tail: int = 0
 ) -> frozenset[int]:
     """The steps to compute: `fraction` of all in all, warm-up and tail among them."""
-    length = len(times)
-    ends = {*range(min(warmup, length)), *range(max(0, length - tail), length)}
-    inner = [step for step in range(length) if step not in ends]
-    wanted = max(0, round(fraction * length) - len(ends))
-    if wanted >= len(inner):
-        return frozenset(range(length))
-    steps = [abs(b - a) for a, b in pairwise((*(times[1:2] or times), *times))]
-    return frozenset(ends | {inner[i] for i in _spread([steps[i] ** power for i in inner], wanted)})
+    ends = {*range(min(warmup, num_steps)), *range(max(0, num_steps - tail), num_steps)}
+    inner = [step for step in range(num_steps) if step not in ends]
+    wanted = min(len(inner), max(0, round(fraction * num_steps) - len(ends)))
+    return frozenset(ends | {inner[i] for i in _spread(len(inner), wanted, growth)})
 
 
-def _spread(density: Sequence[float], count: int) -> Sequence[int]:
-    """`count` positions of a list, as dense as told, with equal amounts between neighbours."""
-    total, passed = sum(density), 0.0
+def _spread(length: int, count: int, growth: float) -> list[int]:
+    """`count` distinct positions below `length`, closer together at the start if growth > 1."""
     chosen: list[int] = []
-    for position, amount in enumerate(density):
-        passed += amount
-        due = total * (len(chosen) + 1) / (count + 1)
-        left = len(density) - position
-        if len(chosen) < count and (passed >= due - 1e-9 * total or left <= count - len(chosen)):
-            chosen.append(position)
+    for i in range(1, count + 1):
+        wanted = round((length + 1) * (i / (count + 1)) ** growth) - 1
+        earliest = chosen[-1] + 1 if chosen else 0
+        chosen.append(min(max(wanted, earliest), length - 1 - count + i))
     return chosen

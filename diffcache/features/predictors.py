@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from .base import Errors, Predictor, check_range, part
 from .cell import Cell
+from .polynomial import lagrange_weights
 
 
 @part("predictor")
@@ -24,9 +24,20 @@ class Hold(Predictor):
         return [0.0] * (len(times) - 1) + [1.0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Extrapolation(Predictor):
+    """Base of the polynomial predictors; with `correct` predictions are paid back later."""
+
+    correct: bool = False
+
+    @property
+    def corrects(self) -> bool:
+        return self.correct
+
+
 @part("predictor")
 @dataclass(frozen=True, kw_only=True)
-class Polynomial(Predictor):
+class Polynomial(Extrapolation):
     """The polynomial of degree `order` through the last order + 1 computed outputs."""
 
     order: int = 1
@@ -44,23 +55,23 @@ class Polynomial(Predictor):
 
 @part("predictor")
 @dataclass(frozen=True, kw_only=True)
-class BestOrder(Predictor):
-    """The polynomial order that has been right: the errors of all orders are compared at computed
-    steps.
+class BestOrder(Extrapolation):
+    """The polynomial order that has been right: all orders are compared at computed steps.
 
-    `memory` is the weight of older errors; 0 trusts the last comparison alone. `bias` is how many
-    times smaller a higher order's error must be before it is preferred to the lower one.
+    A higher order is preferred until a lower one's error is `margin` times smaller: the error of a
+    low order is a drift that adds up from step to step, that of a high one mostly noise that does
+    not. `memory` is the weight of older errors; 0 trusts the last comparison alone.
     """
 
     adaptive: ClassVar[bool] = True
     max_order: int = 2
     memory: float = 0.5
-    bias: float = 1.0
+    margin: float = 2.5
 
     def __post_init__(self) -> None:
         check_range("max_order", self.max_order, 0, 3)
         check_range("memory", self.memory, 0, 0.99)
-        check_range("bias", self.bias, 1)
+        check_range("margin", self.margin, 1)
 
     @property
     def depth(self) -> int:
@@ -80,34 +91,10 @@ class BestOrder(Predictor):
         return found[used]
 
     def _order(self, available: int, cell: Cell) -> int:
-        """The order with the smallest remembered error; 1 until something was compared."""
-        known = [
-            cell.numbers.get(f"error_{order}")
-            for order in range(min(self.max_order, available) + 1)
-        ]
-        best = min(1, len(known) - 1)
-        if known[0] is None:
-            return best
-        best = 0
-        for order, value in enumerate(known):
-            smallest = known[best]
-            if value is not None and smallest is not None and value * self.bias < smallest:
+        """The order to use with `available` + 1 remembered steps; one not compared yet is trusted."""
+        best = min(self.max_order, available)
+        for order in reversed(range(best)):
+            error, chosen = (cell.numbers.get(f"error_{i}", math.inf) for i in (order, best))
+            if chosen < math.inf and error * self.margin < chosen:
                 best = order
         return best
-
-
-def lagrange_weights(times: Sequence[float], time: float, order: int) -> list[float]:
-    """Weights of the polynomial of degree `order` through the newest order + 1 of `times`, read at
-    `time`.
-
-    With fewer times the degree falls; older entries get weight 0. `times` are distinct.
-    """
-    used = list(times[-(order + 1) :])
-    weights = []
-    for i, here in enumerate(used):
-        weight = 1.0
-        for j, other in enumerate(used):
-            if j != i:
-                weight *= (time - other) / (here - other)
-        weights.append(weight)
-    return [0.0] * (len(times) - len(used)) + weights

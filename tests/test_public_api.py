@@ -1,0 +1,76 @@
+"""The public names and their signatures: changing one of these is a decision, not an accident."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import diffcache
+
+FUNCTIONS = {
+    "wrap": "(target, policy='balanced', *, strict=False, **overrides)",
+    "unwrap": "(target)",
+    "reset": "(target)",
+    "report": "(target)",
+    "disabled": "(target)",
+    "chunk": "(target, index)",
+    "kv_write": "(target)",
+    "policies": "()",
+    "get_policy": "(policy, **overrides)",
+    "load": "(path)",
+}
+CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Report"}
+POLICY_PARTS = ("site", "axis", "probe", "metric", "gate", "predictor", "guards", "store")
+PRESETS = {"exact", "quality", "balanced", "fast"}
+FIRST_POLICIES = {"hold", "easycache", "first_block", "taylorseer", "forecast"}
+
+
+def _signature(function: object) -> str:
+    """Names, kinds and defaults, without annotations."""
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def test_all_lists_the_public_names() -> None:
+    assert set(diffcache.__all__) == FUNCTIONS.keys() | CLASSES
+    assert set(dir(diffcache)) >= set(diffcache.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature(name: str) -> None:
+    function = getattr(diffcache, name)
+    assert _signature(function) == FUNCTIONS[name]
+    assert function.__doc__, f"diffcache.{name} needs a docstring"
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_class(name: str) -> None:
+    assert inspect.isclass(getattr(diffcache, name))
+
+
+def test_policy_is_a_frozen_composition_of_named_parts() -> None:
+    fields = diffcache.Policy.__dataclass_fields__
+    assert set(POLICY_PARTS) | {"exact", "name", "source", "summary"} == set(fields)
+    with pytest.raises(AttributeError):
+        diffcache.get_policy("hold").gate = None
+
+
+def test_policies_of_this_release_are_there() -> None:
+    assert set(diffcache.policies()) >= PRESETS | FIRST_POLICIES
+
+
+def test_report_has_rows_a_summary_and_two_files(tiny_wan: Callable[..., Any]) -> None:
+    report = diffcache.report(diffcache.wrap(tiny_wan()))
+    assert isinstance(report, diffcache.Report)
+    assert isinstance(report.rows, list) and isinstance(report.summary, dict)
+    assert _signature(diffcache.Report.to_json) == "(self)"
+    assert _signature(diffcache.Report.to_html) == "(self, path)"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'warp'"):
+        diffcache.warp  # noqa: B018
