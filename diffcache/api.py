@@ -279,10 +279,19 @@ def _watch(pipeline: Any, states: list[Denoiser]) -> None:
             _end_of_run(owner)
         finally:
             result = above() if above is not None else method(owner)
+            _reinstall(owner)
         return result
 
     patch = InstancePatch(pipeline, "maybe_free_model_hooks", maybe_free_model_hooks)
     pipeline.__dict__[PIPELINE_ATTRIBUTE] = patch
+
+
+def _reinstall(pipeline: Any) -> None:
+    """Model offload puts its own hooks on anew at the end of each call, and drops ours."""
+    for module in _denoisers(pipeline, wrapped_only=True).values():
+        state = _state(module)
+        if state is not None:
+            state.reinstall()
 
 
 def _end_of_run(pipeline: Any) -> None:

@@ -77,6 +77,14 @@ class Denoiser:
         self.warned = False
         self.clock.reset()
 
+    def reinstall(self) -> None:
+        """Puts our forward back where a hook that was there before us took it away again."""
+        forward = next(x for x in self.installed if isinstance(x, InstalledForward))
+        if not forward.reachable():
+            forward.remove()
+            self.installed.remove(forward)
+            self.installed.append(InstalledForward(self.module, self.call, self._may_compile))
+
     def remove(self) -> None:
         """Takes everything off the module again."""
         self.clear()
@@ -120,6 +128,7 @@ class Denoiser:
         output = self.site.run(context, call, original, args, kwargs)
         if len(self.recorder.rows) == count:
             self.record(context, Decision(False, "nothing in this forward can be skipped"))
+        self._note_refused()
         self._free_served(context)
         return output
 
@@ -215,6 +224,13 @@ class Denoiser:
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
+
+    def _note_refused(self) -> None:
+        if self.store.refused:
+            self.recorder.note(
+                f"{self.name}: max_bytes={self.store.settings.max_bytes} is too small "
+                f"({self.store.refused:,} bytes more did not fit): raise it, or compute more"
+            )
 
     def _free_served(self, context: CallContext) -> None:
         """A branch gives its bytes back once the scheduler's last timestep was served."""

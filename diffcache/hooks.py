@@ -108,6 +108,12 @@ class InstalledForward:
         if module.__dict__.get(COMPILED) is not None:
             self._cover_compiled()
 
+    def reachable(self) -> bool:
+        """Whether a call of the module still comes to our hook, at the top or under others."""
+        holders = [self.module, *_diffusers_functions(self.module)]
+        names = ("_old_forward", "forward", "original_forward")
+        return any(holder.__dict__.get(name) is self.hook for holder in holders for name in names)
+
     def remove(self) -> None:
         self.hook.handler = None
         for patch in reversed(self.patches):

@@ -53,7 +53,10 @@ class Policy:
                 raise ValueError(f"a policy needs a {slot}")
             if value is not None:
                 object.__setattr__(self, slot, build(slot, value))
-        object.__setattr__(self, "exact", dict(self.exact))
+        # Settings of parts that were exchanged for others go.
+        known = self.settings()
+        exact = {name: value for name, value in self.exact.items() if name in known}
+        object.__setattr__(self, "exact", exact)
         if self.axis not in ("step", "chunk"):
             raise ValueError(f"axis must be 'step' or 'chunk', got {self.axis!r}")
         if (self.probe is None) != (self.metric is None):

@@ -59,7 +59,13 @@ class StackSite:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        entry = [tensor.clone() for tensor in call.inputs] if self._may_repeat(context) else []
+
         def forward(run: Callable[..., Any]) -> Any:
+            # A model that writes into its input must not see its own traces in a second pass.
+            for tensor, before in zip(call.inputs, entry, strict=False):
+                if not tensor.is_meta and not torch.equal(tensor, before):
+                    tensor.copy_(before)
             with shimmed(self.lists, run):
                 return original(*args, **kwargs)
 
@@ -78,6 +84,13 @@ class StackSite:
             self._refuse("its blocks run otherwise from call to call: use site='model'")
         self.denoiser.record(context, Decision(False, str(self.refused)))
         return original(*args, **kwargs)
+
+    def _may_repeat(self, context: CallContext) -> bool:
+        """Whether this call may take more than one pass: nothing known, or blocks that mutate."""
+        contract = self._contract(context.branch)
+        if contract is None or not contract.verified:
+            return True
+        return any(call.mutates for call in contract.calls)
 
     def _contract(self, branch: str) -> Contract | None:
         """The branch's own contract; another branch's will do until it is seen not to hold."""

@@ -48,14 +48,22 @@ class Schedule:
         return self.sigmas[index + 1] - self.sigmas[index]
 
     def place(
-        self, timestep: float, start: int, expected: int, form: Form | None = None
+        self,
+        timestep: float,
+        start: int,
+        expected: int,
+        form: Form | None = None,
+        exact: bool = False,
     ) -> tuple[int, Form] | None:
         """Position of `timestep` at or after `start`, and the form in which it was given.
 
         Args:
             expected: where the trajectory is; this place or the next is taken if it fits at all.
             form: the form of this trajectory's calls before, None at the first.
+            exact: they all named entries exactly, so one named before `start` came back.
         """
+        if exact and timestep in self.timesteps and timestep not in self.timesteps[start:]:
+            return None
         found = []
         for candidate in FORMS if form is None else (form,):
             index = self._nearest(candidate(timestep), start, expected)

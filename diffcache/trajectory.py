@@ -47,6 +47,7 @@ class Trajectory:
         self.marks: list[float] = []
         self.index = -1
         self.form: Form | None = None
+        self.exact = True
         self.num_steps: int | None = None
         self.branches: dict[str, Branch] = {}
 
@@ -61,11 +62,12 @@ class Trajectory:
     ) -> tuple[int, Form] | None:
         """Where this branch's next call lies in the schedule, None if it does not go on there."""
         start = branch.index + 1 if branch is not None else 0
-        return schedule.place(timestep, start, self.index, self.form)
+        return schedule.place(timestep, start, self.index, self.form, self.exact)
 
     def advance(self, schedule: Schedule, branch: Branch, timestep: float) -> tuple[int, bool]:
         """Moves on to `timestep`; its index, and whether the loop follows this schedule at all."""
         index, self.form = self.place(schedule, branch, timestep) or (0, self.form)
+        self.exact = self.exact and schedule.timesteps[index] == timestep
         trust = True
         if self.num_steps is None:
             self.num_steps = schedule.num_steps(index)

@@ -91,7 +91,7 @@ class BestOrder(Extrapolation):
         return found[used]
 
     def _order(self, available: int, cell: Cell) -> int:
-        """The order to use with `available` + 1 remembered steps; one not compared yet is trusted."""
+        """The order to use with `available` + 1 steps; one not compared yet is trusted."""
         best = min(self.max_order, available)
         for order in reversed(range(best)):
             error, chosen = (cell.numbers.get(f"error_{i}", math.inf) for i in (order, best))

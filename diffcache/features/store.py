@@ -51,7 +51,7 @@ class TensorStore:
         self.settings = settings
         self.bytes_held = 0
         self.bytes_peak = 0
-        self.refused = False
+        self.refused = 0  # bytes of the smallest tensor that did not fit
 
     def nbytes(self, tensor: Tensor) -> int:
         """What `tensor` (any shape) will take here."""
@@ -68,7 +68,7 @@ class TensorStore:
         """
         nbytes = self.nbytes(tensor)
         if not self.fits(nbytes):
-            self.refused = True
+            self.refused = min(self.refused or nbytes, nbytes)
             return None
         device = torch.device(self.settings.device) if self.settings.device else tensor.device
         dtype = self._dtype(tensor)

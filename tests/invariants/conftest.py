@@ -64,7 +64,7 @@ def lively(name: str) -> diffcache.Policy:
 
 
 def one_of_each(**same: Any) -> list[Any]:
-    """All policies; those that are another one with other values of `same` only run with -m slow."""
+    """All policies; those that are another one with other values only run with -m slow."""
     seen, params = [], []
     for name in diffcache.policies():
         policy = diffcache.get_policy(name)
@@ -160,7 +160,7 @@ def _loop(
     dtype: torch.dtype = torch.float32,
     **call: Any,
 ) -> list[torch.Tensor]:
-    """Outputs are clones, taken before `each(step, output)` may touch what the denoiser returned."""
+    """Outputs are cloned before `each(step, output)` may touch what the denoiser returned."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(batch, 4, 2, 8, 8, generator=generator).to(dtype)
     text = torch.randn(batch, 6, 16, generator=generator).to(dtype)

@@ -147,7 +147,7 @@ def test_warmup_differs_per_expert(experts, run22):
 
 
 def test_cancelled_between_the_experts(policy, experts, run22):
-    """Cancelled in the first expert's part, then in the second's; each time the next run is fresh."""
+    """Cancelled in the first expert's part, then in the second's; the next run is fresh."""
     pipe = diffcache.wrap(experts(), policy)
     expected = run22(diffcache.wrap(experts(), policy))
     for step in (4, 20):

@@ -110,7 +110,7 @@ def switch_at(step, scale):
 
 @pytest.mark.parametrize(("before", "after"), [(5.0, 1.0), (1.0, 5.0)])
 def test_guidance_switched_in_mid_run(policy, exact_run, tiny_wan, run, decisions, before, after):
-    """The second branch comes or goes after step 3; exact settings are exact, branches are right."""
+    """A branch comes or goes after step 3; exact settings are exact, branches are right."""
     call = {"guidance": before, "callback_on_step_end": switch_at(3, after)}
     pipe = diffcache.wrap(tiny_wan(), policy)
     for _ in range(2):
@@ -125,7 +125,7 @@ def test_guidance_switched_in_mid_run(policy, exact_run, tiny_wan, run, decision
 
 @pytest.fixture
 def exact_run(policy, tiny_wan, run):
-    """Whether a pipeline wrapped anew with the policy's exact settings gives what a plain one does."""
+    """Whether a pipe wrapped with exact settings gives what a plain one does."""
 
     def check(pipe, **call):
         diffcache.wrap(pipe, policy, **policy.exact)
