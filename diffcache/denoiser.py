@@ -12,6 +12,7 @@ from torch import nn
 
 from .context import CallContext, Clock, Trajectory
 from .features.cell import Cell, Decision
+from .features.sites import Model
 from .features.store import TensorStore
 from .hooks import COMPILED, InstalledContext, InstalledForward, Named
 from .model_site import ModelSite
@@ -224,6 +225,14 @@ class Denoiser:
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
+            if self.policy.predictor.corrects and not self._can_correct(context):
+                self.recorder.note(
+                    f"{self.name}: predictions are not corrected; that needs site='model' with "
+                    "form 'output' and a flow-matching scheduler"
+                )
+
+    def _can_correct(self, context: CallContext) -> bool:
+        return self.policy.site == Model(form="output") and context.width is not None
 
     def _note_refused(self) -> None:
         if self.store.refused:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from .features import gates, guards, metrics, predictors, probes, sites, store  # noqa: F401 (registers)
 from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, near
 from .features.guards import Guards
-from .features.sites import Model, Site
+from .features.sites import Site
 from .features.store import Store
 
 FORMAT = 1
@@ -55,14 +55,12 @@ class Policy:
                 object.__setattr__(self, slot, build(slot, value))
         # Settings of parts that were exchanged for others go.
         known = self.settings()
-        exact = {name: value for name, value in self.exact.items() if name in known}
+        exact = {name: value for name, value in dict(self.exact).items() if name in known}
         object.__setattr__(self, "exact", exact)
         if self.axis not in ("step", "chunk"):
             raise ValueError(f"axis must be 'step' or 'chunk', got {self.axis!r}")
         if (self.probe is None) != (self.metric is None):
             raise ValueError("probe and metric come together: give both or neither")
-        if self.predictor.corrects and self.site != Model(form="output"):
-            raise ValueError("correct=True needs site='model' with form 'output'")
         if self.probe is not None and self.probe.blocks and not self.site.blocks:
             raise ValueError(
                 f"probe {self.probe.kind!r} needs a stack or span site, got {self.site.kind!r}"

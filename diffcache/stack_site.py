@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from .blocks import BlockList, Contract, Observer, find_block_lists
 from .context import CallContext
@@ -140,7 +140,8 @@ class StackSite:
         regions = self._regions(contract)
         known: dict[range, tuple[Tensor, ...]] = {}
         compute = GuidedPass(contract, regions, lambda *_: None, known.__setitem__)
-        output = forward(compute.block)
+        # A copy: the output may be the input itself, which the replay restores.
+        output = tree_map(_copied, forward(compute.block))
         compute.finish()
         replay = GuidedPass(contract, regions, lambda region, *_: known[region], lambda *_: None)
         if _alike(forward(replay.block), output):
@@ -233,6 +234,10 @@ class CallDecisions:
 
     def _cell(self, region: range) -> Cell:
         return self.site.denoiser.cell(self.context, f"blocks {region.start}-{region.stop}")
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _alike(a: Any, b: Any) -> bool:

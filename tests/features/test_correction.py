@@ -90,10 +90,3 @@ def test_history_keeps_the_truth(cell_of, at):
     cell = cell_of(predictor=Polynomial(order=0, correct=True))
     drive(cell, at, lambda t: 3 - 2 * t, [1.0, 0.7, 0.5, 0.4], {0, 2})
     assert cell.history[-1].tensors[0].tolist() == pytest.approx([2.0, 4.0])
-
-
-@pytest.mark.parametrize("site", ["stack", {"kind": "model", "form": "residual"}])
-def test_only_whole_outputs_are_corrected(site):
-    """A residual of blocks is no step of the solver."""
-    with pytest.raises(ValueError, match="correct=True needs site='model' with form 'output'"):
-        diffcache.Policy(site=site, gate="interval", predictor=Polynomial(correct=True))

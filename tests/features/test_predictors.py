@@ -119,19 +119,19 @@ def test_best_order_holds_what_jumps(cell_of, at):
     assert predictor.weights(times, -8.0, cell) == lagrange_weights(times, -8.0, 0)
 
 
-def test_best_order_starts_linear(cell_of):
-    """Order 1 until something was compared, order 0 with a single step."""
+def test_best_order_trusts_what_was_not_compared(cell_of):
+    """The highest order that the steps allow until something was compared."""
     predictor, cell = BestOrder(max_order=2), cell_of()
     assert predictor.weights([1.0], 0.5, cell) == [1.0]
     times = [1.0, 0.9, 0.7]
-    assert predictor.weights(times, 0.5, cell) == lagrange_weights(times, 0.5, 1)
+    assert predictor.weights(times, 0.5, cell) == lagrange_weights(times, 0.5, 2)
 
 
 def test_best_order_memory_by_hand(cell_of):
     """Errors of orders 0 and 1: (1, 3) then (4, 1); memory decides which experience counts."""
     times = [1.0, 0.9]
     for memory, order in [(0.0, 1), (0.9, 0)]:
-        predictor, cell = BestOrder(max_order=1, memory=memory), cell_of()
+        predictor, cell = BestOrder(max_order=1, memory=memory, margin=1.0), cell_of()
         rows = iter([[1.0, 3.0], [4.0, 1.0]])
         for _ in range(2):
             predictor.learn(times, 0.8, lambda weights, rows=rows: next(rows), cell)
