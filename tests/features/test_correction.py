@@ -8,7 +8,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-import diffcache
 from diffcache.features.predictors import Polynomial
 
 
