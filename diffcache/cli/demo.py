@@ -16,7 +16,7 @@ def demo(
         "out/demo"
     ),
     steps: Annotated[int | None, typer.Option(min=2, help="Solver steps; default 50.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="How many clips, a prompt each.")] = 4,
+    prompts: Annotated[int, typer.Option(min=1, help="How many clips, a prompt each.")] = 3,
     as_json: JsonFlag = False,
 ) -> None:
     """Makes clips with every method and compares speed and quality with the full computation.
