@@ -290,6 +290,18 @@ def test_chunks():
         assert {c.chunk for c in contexts} == {index}
 
 
+@pytest.mark.parametrize("bare", [False, True])
+def test_chunks_in_turn(bare):
+    """Diffusion forcing: chunks advance in turn; each change of chunk begins anew, whatever t."""
+    clock, pipe = watched(unipc())
+    timesteps = armed(pipe, 9).tolist()
+    clock = Clock() if bare else clock
+    for index, timestep in enumerate(timesteps):
+        clock.chunk = index // 3
+        expected = {0: "first call"}.get(index, "new chunk" if index % 3 == 0 else None)
+        assert clock.begin(call(timestep)).new == expected
+
+
 def test_unknown_time_breaks_the_trajectory():
     """A call without one time has no context, and what comes after does not go on from before."""
     clock, pipe = watched(unipc())
