@@ -149,12 +149,13 @@ class Clock:
         if old.signature != latent_signature(call.inputs):
             return "shape, dtype or device changed"
         branch = old.branches.get(name)
-        if branch is not None and branch.conditioning != digests:
+        if schedule is not None and old.place(schedule, branch, timestep) is None:
+            return "timestep came back"
+        reason = old.direction_reason(branch, timestep) if schedule is None else None
+        # Time comes first: another prompt in a new video is a new run, not a change in this one.
+        if reason is None and branch is not None and branch.conditioning != digests:
             return "conditioning changed"
-        if schedule is not None:
-            found = old.place(schedule, branch, timestep)
-            return "timestep came back" if found is None else None
-        return old.direction_reason(branch, timestep)
+        return reason
 
     def _schedule(self, timestep: float, name: str) -> Schedule | None:
         """The schedule that this call belongs to, if any that was armed since wrap.
