@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,7 +49,7 @@ class StackSite:
         self.hooked = sum(len(item) for item in self.lists)
         policy.site.span(self.hooked)
         self.contracts: dict[str, Contract | None] = {}  # None: observe again
-        self.refused: str | None = None
+        self.refused: dict[str, str] = {}  # branch -> why its blocks cannot be skipped
 
     def run(
         self,
@@ -62,15 +62,12 @@ class StackSite:
         entry = [tensor.clone() for tensor in call.inputs] if self._may_repeat(context) else []
 
         def forward(run: Callable[..., Any]) -> Any:
-            # A model that writes into its input must not see its own traces in a second pass.
-            for tensor, before in zip(call.inputs, entry, strict=False):
-                if not tensor.is_meta and not torch.equal(tensor, before):
-                    tensor.copy_(before)
+            _restore(call.inputs, entry)
             with shimmed(self.lists, run):
                 return original(*args, **kwargs)
 
         for _ in range(MAX_OBSERVATIONS):
-            if self.refused is not None:
+            if context.branch in self.refused:
                 break
             contract = self._contract(context.branch) or self._observe(context, forward)
             if contract is not None:
@@ -81,8 +78,9 @@ class StackSite:
                     self.contracts[context.branch] = None
                     self.denoiser.clear()
         else:
-            self._refuse("its blocks run otherwise from call to call: use site='model'")
-        self.denoiser.record(context, Decision(False, str(self.refused)))
+            self._refuse(context, "its blocks run otherwise from call to call: use site='model'")
+        self.denoiser.record(context, Decision(False, self.refused[context.branch]))
+        _restore(call.inputs, entry)
         return original(*args, **kwargs)
 
     def _may_repeat(self, context: CallContext) -> bool:
@@ -106,10 +104,10 @@ class StackSite:
         try:
             span = self.policy.site.span(len(contract.calls))
         except ValueError as error:
-            self._refuse(str(error))
+            self._refuse(context, str(error))
             return None
         if not contract.regions(span, self.policy.site.per_block):
-            self._refuse("no block's output continues one of its inputs: use site='model'")
+            self._refuse(context, "no block's output continues one of its inputs: use site='model'")
             return None
         self.contracts[context.branch] = contract
         return contract
@@ -126,13 +124,13 @@ class StackSite:
             try:
                 return decisions.run(forward)
             except Unverified:
-                self._verify(contract, forward)
+                self._verify(context, contract, forward)
                 return decisions.run(forward)
         except ContractBroken:
             decisions.withdraw()
             raise
 
-    def _verify(self, contract: Contract, forward: Forward) -> None:
+    def _verify(self, context: CallContext, contract: Contract, forward: Forward) -> None:
         """Before the first skip: does skipping with a call's own residuals give that call's output?
 
         It does not where something outside the blocks reads what they hand on (skip connections).
@@ -148,15 +146,16 @@ class StackSite:
             contract.verified = True
             return
         self._refuse(
-            "its blocks' outputs are read elsewhere and cannot be skipped: use site='model'"
+            context,
+            "its blocks' outputs are read elsewhere and cannot be skipped: use site='model'",
         )
 
     def _regions(self, contract: Contract) -> list[range]:
         site = self.policy.site
         return contract.regions(site.span(len(contract.calls)), site.per_block)
 
-    def _refuse(self, reason: str) -> None:
-        self.refused = reason
+    def _refuse(self, context: CallContext, reason: str) -> None:
+        self.refused[context.branch] = reason
         self.denoiser.recorder.note(f"{self.denoiser.name}: {reason}")
 
 
@@ -201,8 +200,8 @@ class CallDecisions:
             decision = self._new_decision(region, cell, entry[0], front)
             self._decisions[region] = decision
         if decision.reuse and not self.contract.verified:
-            if self.site.refused is not None:
-                raise ContractBroken(self.site.refused)
+            if self.context.branch in self.site.refused:
+                raise ContractBroken(self.site.refused[self.context.branch])
             raise Unverified
         self._record(region, decision)
         return cell.predict(self.context, entry) if decision.reuse else None
@@ -234,6 +233,13 @@ class CallDecisions:
 
     def _cell(self, region: range) -> Cell:
         return self.site.denoiser.cell(self.context, f"blocks {region.start}-{region.stop}")
+
+
+def _restore(inputs: Sequence[Tensor], entry: Sequence[Tensor]) -> None:
+    """A model that writes into its input must not see its own traces in a second pass."""
+    for tensor, before in zip(inputs, entry, strict=False):
+        if not tensor.is_meta and not torch.equal(tensor, before):
+            tensor.copy_(before)
 
 
 def _copied(leaf: Any) -> Any:
