@@ -211,6 +211,9 @@ class CallDecisions:
         if self._shared is not None and not policy.site.per_block:
             no_history = self._shared.reuse and not cell.history
             return Decision(False, "no history") if no_history else self._shared
+        if policy.probe is not None and policy.probe.blocks and here is front:
+            # Nothing has changed the stream yet (VACE's hint blocks run first): wait for one.
+            return Decision(False, "before the probe")
         fingerprint = None if policy.probe is None else policy.probe.fingerprint(front, here)
         if fingerprint is here and any(self.contract.calls[i].mutates for i in region):
             fingerprint = here.clone()  # the block writes over it before it is learned

@@ -140,18 +140,19 @@ def test_rows_7_8_9_requests_of_any_kind_follow_each_other(name, tiny_wan, run_t
 @pytest.mark.parametrize("site", SITES)
 def test_row_8_shapes_change_within_a_run(site):
     """A batch, a length and a dtype that change between two steps: computed, no exception."""
-    module, plain = diffcache.wrap(Bare(), "hold", site=site), Bare()
-    for x in (latents(), latents(batch=2), latents(tokens=7), latents().double(), latents()):
-        if x.dtype == torch.float64:
-            module.double()
-            plain.double()
-        elif plain.layers[0].linear.weight.dtype == torch.float64:
-            module.float()
-            plain.float()
-        for t in (700.0, 650.0, 600.0):
-            call = (x, t, COND.to(x.dtype))
-            assert torch.equal(module(*call), plain(*call)) or t < 700
-        assert rows(module)[-3].decision == "compute"
+    times = iter(1000.0 - 20 * i for i in range(40))
+    module, plain = diffcache.wrap(Bare(), "hold", site=site, warmup_steps=1), Bare()
+    for shape in ({}, {"batch": 2}, {"tokens": 7}, {"dtype": torch.float64}, {}):
+        dtype = shape.pop("dtype", torch.float32)
+        x, cond = latents(**shape).to(dtype), COND.to(dtype)
+        module.to(dtype)
+        plain.to(dtype)
+        t = next(times)
+        assert torch.equal(module(x, t, cond), plain(x, t, cond))
+        assert rows(module)[-1].decision == "compute"
+        for _ in range(5):
+            assert module(x, next(times), cond).shape == x.shape
+        assert reused(module) > 0
 
 
 @pytest.mark.parametrize("site", SITES)

@@ -43,7 +43,7 @@ def _entry(policy: "Policy") -> dict[str, Any]:
 def _table(title: str, policies: list["Policy"]) -> Any:
     header = ["name", "what it does", "composition", "exact with", "source"]
     rows = [_cells(policy) for policy in policies]
-    return table(title, header, rows, words=len(header), whole="composition")
+    return table(title, header, rows, words=len(header), whole="name")
 
 
 def _cells(policy: "Policy") -> list[str]:

@@ -82,7 +82,8 @@ class Table(Gate):
             return context.step not in self.steps
         num_steps, guards = context.num_steps, cell.policy.guards
         if num_steps is None:
-            return cell.computed >= self.fraction * (cell.computed + cell.reused + 1)
+            after = max(0, cell.computed - guards.warmup_steps)
+            return after >= self.fraction * (after + cell.reused + 1)
         table = computed_steps(
             num_steps, self.fraction, self.growth, guards.warmup_steps, guards.tail_steps
         )

@@ -60,25 +60,33 @@ class BestOrder(Extrapolation):
 
     A higher order is preferred until a lower one's error is `margin` times smaller: the error of a
     low order is a drift that adds up from step to step, that of a high one mostly noise that does
-    not. `memory` is the weight of older errors; 0 trusts the last comparison alone.
+    not. An order whose weights would amplify an error more than `max_gain` times is not used.
+    `memory` is the weight of older errors; 0 trusts the last comparison alone.
     """
 
     adaptive: ClassVar[bool] = True
     max_order: int = 2
     memory: float = 0.5
     margin: float = 2.5
+    max_gain: float = 6.0
 
     def __post_init__(self) -> None:
         check_range("max_order", self.max_order, 0, 3)
         check_range("memory", self.memory, 0, 0.99)
         check_range("margin", self.margin, 1)
+        check_range("max_gain", self.max_gain, 1)
 
     @property
     def depth(self) -> int:
         return self.max_order + 1
 
     def weights(self, times: list[float], time: float, cell: Cell) -> list[float]:
-        return lagrange_weights(times, time, self._order(len(times) - 1, cell))
+        order = self._order(len(times) - 1, cell)
+        weights = lagrange_weights(times, time, order)
+        while order > 0 and sum(map(abs, weights)) > self.max_gain:
+            order -= 1
+            weights = lagrange_weights(times, time, order)
+        return weights
 
     def learn(self, times: list[float], time: float, errors: Errors, cell: Cell) -> float:
         used = self._order(len(times) - 1, cell)

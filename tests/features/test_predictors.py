@@ -77,7 +77,9 @@ def test_weights_reproduce_known_points_and_sum_to_one(order):
     assert sum(lagrange_weights(times, 0.1, order)) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("predictor", [Hold(), Polynomial(order=2), BestOrder(max_order=2)])
+@pytest.mark.parametrize(
+    "predictor", [Hold(), Polynomial(order=2), BestOrder(max_gain=1000, max_order=2)]
+)
 def test_depth_is_what_the_weights_use(predictor, cell_of):
     """No step within `depth` is kept in vain: each can get a weight, none beyond it does."""
     times = [1.0 - 0.1 * i - 0.01 * i * i for i in range(predictor.depth + 2)]
@@ -102,7 +104,7 @@ def learn_curve(predictor, curve, cell, at, steps=8):
 )
 def test_best_order_continues_the_curve(curve, cell_of, at):
     """Constants, straight lines and parabolas are continued exactly."""
-    predictor = BestOrder(max_order=2, memory=0.5)
+    predictor = BestOrder(max_gain=1000, max_order=2, memory=0.5)
     cell = cell_of(predictor=predictor)
     learn_curve(predictor, curve, cell, at)
     weights = predictor.weights([entry.time for entry in cell.history], -8.0, cell)
@@ -112,7 +114,7 @@ def test_best_order_continues_the_curve(curve, cell_of, at):
 
 def test_best_order_holds_what_jumps(cell_of, at):
     """Extrapolating a curve that jumps up and down makes it worse."""
-    predictor = BestOrder(max_order=2, memory=0.5)
+    predictor = BestOrder(max_gain=1000, max_order=2, memory=0.5)
     cell = cell_of(predictor=predictor)
     learn_curve(predictor, lambda t: 5.0 + (1.0 if round(t) % 2 else -1.0), cell, at)
     times = [entry.time for entry in cell.history]
@@ -121,7 +123,7 @@ def test_best_order_holds_what_jumps(cell_of, at):
 
 def test_best_order_trusts_what_was_not_compared(cell_of):
     """The highest order that the steps allow until something was compared."""
-    predictor, cell = BestOrder(max_order=2), cell_of()
+    predictor, cell = BestOrder(max_gain=1000, max_order=2), cell_of()
     assert predictor.weights([1.0], 0.5, cell) == [1.0]
     times = [1.0, 0.9, 0.7]
     assert predictor.weights(times, 0.5, cell) == lagrange_weights(times, 0.5, 2)
@@ -177,3 +179,12 @@ def test_settings_are_checked(make, message):
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == message
+
+
+def test_best_order_falls_where_errors_would_be_amplified(cell_of):
+    """Two spacings ahead order 2 has weights 3, -8, 6 (17 in all), so it gives way to order 1."""
+    times = [0.0, 1.0, 2.0]
+    assert lagrange_weights(times, 4.0, 2) == pytest.approx([3.0, -8.0, 6.0])
+    for max_gain, order in [(17.5, 2), (16.5, 1), (4.5, 0)]:
+        weights = BestOrder(max_gain=max_gain).weights(times, 4.0, cell_of())
+        assert weights == lagrange_weights(times, 4.0, order)

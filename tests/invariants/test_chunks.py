@@ -44,6 +44,20 @@ def test_no_reuse_before_a_chunks_first_full_step(policy, tiny_wan, loop, skips)
         assert any(row.decision == "reuse" for row in mine) == skips(policy)
 
 
+def test_a_new_chunk_begins_anew_wherever_its_times_begin(policy, tiny_wan, loop):
+    """The next chunk goes on at lower times: its first call is computed all the same."""
+    pipe = diffcache.wrap(tiny_wan(), policy, tail_steps=0)
+    plain = tiny_wan().transformer
+    with diffcache.chunk(pipe, 0):
+        loop(pipe.transformer, TIMES[:6])
+    for begin in (6, 7, 8, 9):
+        with diffcache.chunk(pipe, begin):
+            found = loop(pipe.transformer, TIMES[begin:])
+        assert torch.equal(found[0], loop(plain, TIMES[begin:])[0])
+        row = next(row for row in diffcache.report(pipe).rows if row.chunk == begin)
+        assert row.decision == "compute" and row.step == 0
+
+
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_chunk_axis_reuses_the_chunk_before(across_chunks, tiny_wan, loop, scheduled):
     """The same step of the chunk before, in chunks 1 and 3; nothing within a chunk."""
@@ -94,7 +108,7 @@ def test_kv_write_is_computed_and_leaves_no_trace(policy, tiny_wan):
     assert len(written) == 10 and {row.decision for row in written} == {"compute"}
 
 
-def test_context_managers_end_with_exceptions(policy, tiny_wan, run, ledgers):
+def test_context_managers_end_with_exceptions(policy, tiny_wan, ledgers):
     """chunk, kv_write and disabled put back what was there."""
     pipe = diffcache.wrap(tiny_wan(), policy)
     (state,) = ledgers(pipe)

@@ -94,6 +94,19 @@ def test_freed_with_the_last_timestep(policy, tiny_wan, run, ledgers):
     assert state.store.bytes_held == 0
 
 
+def test_freed_after_an_interrupted_run(policy, tiny_wan, run, ledgers):
+    """The user's interrupt ends the run early but in order: maybe_free_model_hooks frees."""
+
+    def interrupt(pipe, index, t, tensors):
+        pipe._interrupt = index == 5
+        return tensors
+
+    pipe = diffcache.wrap(tiny_wan(), policy)
+    (state,) = ledgers(pipe)
+    run(pipe, callback_on_step_end=interrupt)
+    assert diffcache.report(pipe).summary["steps"] == 6 and state.store.bytes_held == 0
+
+
 def test_freed_in_an_own_loop(policy, tiny_wan, loop, ledgers, decisions):
     """The same in a loop of one's own over the pipeline's scheduler."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -125,7 +138,7 @@ def test_what_a_cancelled_run_left_goes_at_the_next_call(policy, tiny_wan, run, 
     assert state.store.bytes_peak == peak and seen[-1] == 0
 
 
-def test_a_bare_module_stays_within_its_bound(policy, tiny_wan, loop, watched, reused):
+def test_a_bare_module_stays_within_its_bound(policy, tiny_wan, loop, watched):
     """No scheduler tells it when to free: it keeps at most max_bytes, run after run."""
     module = diffcache.wrap(tiny_wan().transformer, policy, max_bytes=20 * LATENT)
     first = loop(module, TIMES)

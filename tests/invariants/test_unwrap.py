@@ -50,7 +50,7 @@ def held(pipe):
     return ids
 
 
-def test_unwrapped_equals_a_twin(policy, tiny_wan, run, plain):
+def test_unwrapped_equals_a_twin(policy, tiny_wan, run):
     """Dictionaries, hooks, class and outputs; the twin made the same calls."""
     pipe, twin = tiny_wan(), tiny_wan()
     run(pipe)
@@ -66,7 +66,7 @@ def test_unwrapped_equals_a_twin(policy, tiny_wan, run, plain):
     assert torch.equal(run(pipe), run(twin))
 
 
-def test_unwrap_after_a_cancelled_run(policy, tiny_wan, run, plain):
+def test_unwrap_after_a_cancelled_run(policy, tiny_wan, run):
     """The same where an exception ended the run."""
     pipe, twin = diffcache.wrap(tiny_wan(), policy), tiny_wan()
 
@@ -192,7 +192,7 @@ def test_pipelines_of_one_class_do_not_interact(policy, tiny_wan, run, plain, de
     assert torch.equal(run(pipes[order[1]]), plain())
 
 
-def test_interleaved_loops_do_not_interact(policy, tiny_wan, run, plain):
+def test_interleaved_loops_do_not_interact(policy, tiny_wan, run):
     """One pipeline's run inside another one's callback."""
     alone = run(diffcache.wrap(tiny_wan(), policy))
     outer, inner = (diffcache.wrap(tiny_wan(), policy) for _ in range(2))
@@ -206,7 +206,7 @@ def test_interleaved_loops_do_not_interact(policy, tiny_wan, run, plain):
 
 
 @pytest.mark.parametrize("end", ["unwrapped", "wrapped", "cancelled"])
-def test_freed_after_use(policy, tiny_wan, run, plain, end):
+def test_freed_after_use(policy, tiny_wan, run, end):
     """Pipeline, denoiser and weights go once nobody holds them."""
     pipe = diffcache.wrap(tiny_wan(), policy)
     run(pipe)
@@ -223,7 +223,7 @@ def test_freed_after_use(policy, tiny_wan, run, plain, end):
     assert [reference() for reference in references] == [None] * len(references)
 
 
-def test_nothing_is_written_on_classes_or_libraries(policy, tiny_wan, run, plain):
+def test_nothing_is_written_on_classes_or_libraries(policy, tiny_wan, run):
     """Class dictionaries and module globals are the same before wrap, during, and after."""
     run(tiny_wan())  # what libraries set up by themselves at their first use
     before = [dict(vars(owner)) for owner in (*CLASSES, *LIBRARIES)]
@@ -235,7 +235,7 @@ def test_nothing_is_written_on_classes_or_libraries(policy, tiny_wan, run, plain
     assert [dict(vars(owner)) for owner in (*CLASSES, *LIBRARIES)] == before
 
 
-def test_scheduler_is_only_read(policy, tiny_wan, run, plain):
+def test_scheduler_is_only_read(policy, tiny_wan, run):
     """Nothing is put on the scheduler, neither at wrap nor in a run."""
     pipe, twin = tiny_wan(), tiny_wan()
     before = {name: id(value) for name, value in vars(pipe.scheduler).items()}
