@@ -135,7 +135,7 @@ class StackSite:
 
         It does not where something outside the blocks reads what they hand on (skip connections).
         """
-        regions = self._regions(contract)
+        regions = self.regions(contract)
         known: dict[range, tuple[Tensor, ...]] = {}
         compute = GuidedPass(contract, regions, lambda *_: None, known.__setitem__)
         # A copy: the output may be the input itself, which the replay restores.
@@ -150,7 +150,7 @@ class StackSite:
             "its blocks' outputs are read elsewhere and cannot be skipped: use site='model'",
         )
 
-    def _regions(self, contract: Contract) -> list[range]:
+    def regions(self, contract: Contract) -> list[range]:
         site = self.policy.site
         return contract.regions(site.span(len(contract.calls)), site.per_block)
 
@@ -179,7 +179,7 @@ class CallDecisions:
         Raises:
             ContractBroken, Unverified: as their names say.
         """
-        regions = self.site._regions(self.contract)
+        regions = self.site.regions(self.contract)
         guided = GuidedPass(self.contract, regions, self._decide, self._learn)
         output = forward(guided.block)
         guided.finish()

@@ -95,6 +95,13 @@ def check_range(name: str, value: float, low: float, high: float = float("inf"))
         raise ValueError(f"{name} must be {bounds}, got {value!r}")
 
 
+def check_count(name: str, value: float, low: int, high: float = float("inf")) -> None:
+    """As `check_range`, and raises ValueError("interval must be a whole number, got 2.5")."""
+    check_range(name, value, low, high)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Probe(Part):
     """Something cheap that says how far the input moved."""

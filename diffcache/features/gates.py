@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..context import CallContext
-from .base import Gate, check_range, part
+from .base import Gate, check_count, check_range, part
 from .cell import Cell
 
 
@@ -18,7 +18,7 @@ class Interval(Gate):
     interval: int = 5
 
     def __post_init__(self) -> None:
-        check_range("interval", self.interval, 1)
+        check_count("interval", self.interval, 1)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
         return cell.reuses_in_a_row < self.interval - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..context import CallContext
-from .base import Part, check_range, part
+from .base import Part, check_count, check_range, part
 from .cell import Cell
 
 
@@ -30,11 +30,11 @@ class Guards(Part):
     max_error: float | None = None
 
     def __post_init__(self) -> None:
-        check_range("warmup_steps", self.warmup_steps, 0)
-        check_range("tail_steps", self.tail_steps, 0)
-        check_range("min_steps", self.min_steps, 0)
+        check_count("warmup_steps", self.warmup_steps, 0)
+        check_count("tail_steps", self.tail_steps, 0)
+        check_count("min_steps", self.min_steps, 0)
         if self.max_reuses is not None:
-            check_range("max_reuses", self.max_reuses, 0)
+            check_count("max_reuses", self.max_reuses, 0)
         if self.max_error is not None:
             check_range("max_error", self.max_error, 0)
 

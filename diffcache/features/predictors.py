@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Errors, Predictor, check_range, part
+from .base import Errors, Predictor, check_count, check_range, part
 from .cell import Cell
 from .polynomial import lagrange_weights
 
@@ -43,7 +43,7 @@ class Polynomial(Extrapolation):
     order: int = 1
 
     def __post_init__(self) -> None:
-        check_range("order", self.order, 0, 3)
+        check_count("order", self.order, 0, 3)
 
     @property
     def depth(self) -> int:
@@ -71,7 +71,7 @@ class BestOrder(Extrapolation):
     max_gain: float = 6.0
 
     def __post_init__(self) -> None:
-        check_range("max_order", self.max_order, 0, 3)
+        check_count("max_order", self.max_order, 0, 3)
         check_range("memory", self.memory, 0, 0.99)
         check_range("margin", self.margin, 1)
         check_range("max_gain", self.max_gain, 1)

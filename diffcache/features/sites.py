@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import Part, check_range, part
+from .base import Part, check_count, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Stack(Site):
     back: int = 0
 
     def __post_init__(self) -> None:
-        check_range("front", self.front, 0)
-        check_range("back", self.back, 0)
+        check_count("front", self.front, 0)
+        check_count("back", self.back, 0)
 
     def span(self, num_blocks: int) -> range:
         if self.front + self.back >= num_blocks:
@@ -63,7 +63,7 @@ class Span(Site):
     end: int = -1
 
     def __post_init__(self) -> None:
-        check_range("start", self.start, 0)
+        check_count("start", self.start, 0)
 
     def span(self, num_blocks: int) -> range:
         end = self.end if self.end >= 0 else num_blocks + self.end
@@ -84,7 +84,7 @@ class Block(Site):
     anchor: int = 1
 
     def __post_init__(self) -> None:
-        check_range("anchor", self.anchor, 0)
+        check_count("anchor", self.anchor, 0)
 
     def span(self, num_blocks: int) -> range:
         if self.anchor >= num_blocks:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Part, check_range, part
+from .base import Part, check_count, part
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -30,7 +30,7 @@ class Store(Part):
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None:
-            check_range("max_bytes", self.max_bytes, 0)
+            check_count("max_bytes", self.max_bytes, 0)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ValueError(
                 f"dtype must be one of {', '.join(DTYPES)} or None, got {self.dtype!r}"

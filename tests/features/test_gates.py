@@ -161,3 +161,10 @@ def test_settings_are_checked(make, message):
 def test_table_steps_survive_json():
     """A list of steps, as a file gives it, becomes the same part as a tuple."""
     assert build("gate", {"kind": "table", "steps": [0, 3]}) == Table(steps=(0, 3))
+
+
+@pytest.mark.parametrize("interval", [2.5, True])
+def test_an_interval_is_a_whole_number(interval):
+    """A part of a step cannot be skipped."""
+    with pytest.raises(ValueError, match=f"interval must be a whole number, got {interval}"):
+        Interval(interval=interval)
