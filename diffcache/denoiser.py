@@ -228,7 +228,7 @@ class Denoiser:
             if self.policy.predictor.corrects and not self._can_correct(context):
                 self.recorder.note(
                     f"{self.name}: predictions are not corrected; that needs site='model' with "
-                    "form 'output' and a flow-matching scheduler"
+                    "form 'output' and a one-stage flow-matching scheduler"
                 )
 
     def _can_correct(self, context: CallContext) -> bool:

@@ -42,8 +42,12 @@ class Schedule:
         return len(set(self.ordinals[start : self.last + 1]))
 
     def width(self, index: int) -> float | None:
-        """How far sigma moves from here to the next call; None where it is not flow matching."""
-        if not self.is_flow or self.sigmas is None or index + 1 >= len(self.sigmas):
+        """How far sigma moves from here to the next call.
+
+        None without flow matching, and for two-stage solvers, which weigh outputs otherwise.
+        """
+        two_stage = self.ordinals[-1] + 1 < len(self.timesteps)
+        if not self.is_flow or two_stage or not self.sigmas or index + 1 >= len(self.sigmas):
             return None
         return self.sigmas[index + 1] - self.sigmas[index]
 
