@@ -30,12 +30,13 @@ def demo(
     folder = demo_model_path()
     from .demo_page import write_page
     from .demo_report import summarise
-    from .demo_run import METHODS, Task, load_pipeline, run_all
+    from .demo_run import METHODS, Task, run_all
+    from .loading import load_pipeline
 
     task = Task.read(folder, prompts, steps)
     with progress() as bar:
         work = bar.add_task("loading", total=len(task.prompts) * (len(METHODS) + 1))
-        pipe = load_pipeline(folder)
+        pipe = load_pipeline(folder, device="cpu")
         clips = run_all(
             pipe, task, lambda name: bar.update(work, advance=1, description=f"after {name}")
         )

@@ -6,7 +6,6 @@ report.
 """
 
 import json
-import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -97,21 +96,6 @@ class Clip:
     steps: int
     computed: float
     report: Report | None
-
-
-def load_pipeline(folder: Path) -> Any:
-    """The demo model in a stock WanPipeline, float32, silent."""
-    from diffusers import WanPipeline
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    for library in (diffusers_logging, transformers_logging):
-        library.set_verbosity_error()
-        library.disable_progress_bar()
-    logging.getLogger("torchao").setLevel(logging.ERROR)
-    pipe = WanPipeline.from_pretrained(folder).to(torch.float32)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def run_all(

@@ -96,9 +96,9 @@ def _demo_model() -> Finding:
     except FileNotFoundError as error:
         return Finding("demo model", PROBLEM, "missing", str(error))
     try:
-        from .demo_run import load_pipeline
+        from .loading import load_pipeline
 
-        pipe = load_pipeline(path)
+        pipe = load_pipeline(path, device="cpu")
     except Exception as error:  # whatever is wrong with it, it is a finding
         text = " ".join(str(error).split())[:200]
         return Finding("demo model", PROBLEM, f"does not load: {text}", "reinstall diffcache")

@@ -12,11 +12,11 @@ from diffcache.cli.demo_run import (
     METHODS,
     REFERENCE,
     Task,
-    load_pipeline,
     one_thread,
     run_all,
     run_clip,
 )
+from diffcache.cli.loading import load_pipeline
 
 ROW = {
     "name",

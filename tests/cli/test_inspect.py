@@ -6,11 +6,11 @@ import diffcache as dc
 from diffcache.cli.demo_run import (
     Method,
     Task,
-    load_pipeline,
     one_thread,
     pipeline_for,
     run_clip,
 )
+from diffcache.cli.loading import load_pipeline
 
 SIZE = ("--height", "32", "--width", "32", "--frames", "5")
 

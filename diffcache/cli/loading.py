@@ -1,0 +1,157 @@
+"""Loads a diffusers pipeline from a folder, from the hub, or the packaged demo model."""
+
+import json
+import logging
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+from . import demo_model_path
+
+DEMO = "demo"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+TOLD = 300  # characters of a foreign error that are handed on
+
+
+def load_pipeline(source: str | Path, *, dtype: str = "auto", device: str = "auto") -> Any:
+    """The pipeline of `source`, silent, on its device.
+
+    Args:
+        source: a pipeline folder, a hub id ("owner/name"), or "demo" (the packaged model; a folder
+            of that name is "./demo"). A folder is read without the network.
+        dtype: "float32", "bfloat16" or "float16"; "auto" is float32 for the demo model and on the
+            CPU, else bfloat16.
+        device: as torch names it; "auto" takes CUDA or MPS where there is one, else the CPU.
+
+    Raises:
+        ValueError: unknown dtype or device, no such folder, not a pipeline, or the hub does not
+            give it; the message says what to do.
+    """
+    place = _device(device)
+    kind = _dtype(dtype, place, source)
+    folder = local_folder(source)
+    from diffusers import DiffusionPipeline
+
+    quiet()
+    with warnings.catch_warnings():
+        # All releases that we allow take `torch_dtype`; the newest warn of it.
+        warnings.simplefilter("ignore", FutureWarning)
+        try:
+            pipe = DiffusionPipeline.from_pretrained(
+                source if folder is None else folder,
+                torch_dtype=kind,
+                local_files_only=folder is not None,
+            )
+        except Exception as error:
+            raise ValueError(_why(source, folder, error)) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe.to(place)
+
+
+def local_folder(source: str | Path) -> Path | None:
+    """The folder that `source` names, known to hold a pipeline; None for a hub id.
+
+    Raises:
+        ValueError: it is neither a pipeline's folder nor a hub id.
+    """
+    folder = demo_model_path() if source == DEMO else Path(source).expanduser()
+    if folder.is_dir():
+        _check_index(folder)
+        return folder
+    if folder.exists():
+        raise ValueError(f"{source} is a file: give the folder that holds model_index.json")
+    if isinstance(source, Path) or not HUB_ID.fullmatch(source):
+        raise ValueError(
+            f"there is no folder {source}, and it is no hub id: give a pipeline folder, "
+            f"owner/name, or the word {DEMO}"
+        )
+    return None
+
+
+def quiet() -> None:
+    """Silences what diffusers and transformers log and draw while they load."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    for library in (diffusers_logging, transformers_logging):
+        library.set_verbosity_error()
+        library.disable_progress_bar()
+    for name in ("torchao", "diffusers.pipelines.pipeline_utils"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _check_index(folder: Path) -> None:
+    """Raises ValueError where model_index.json is missing or names no pipeline of diffusers."""
+    import diffusers
+
+    path = folder / "model_index.json"
+    if not path.is_file():
+        one = " (a single model is no pipeline)" if (folder / "config.json").is_file() else ""
+        raise ValueError(f"{folder} holds no model_index.json{one}: give a pipeline's folder")
+    try:
+        name = json.loads(path.read_text(encoding="utf-8"))["_class_name"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): download it again") from error
+    if not hasattr(diffusers, str(name)):
+        raise ValueError(
+            f"{path} names {name!r}, which diffusers {diffusers.__version__} does not know: "
+            "update diffusers, or correct the name"
+        )
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    if name == "auto":
+        mps = torch.backends.mps.is_available()
+        name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
+    try:
+        place = torch.device(name)
+        torch.empty(0, device=place)
+    except Exception as error:
+        raise ValueError(f"device {name!r} cannot be used here: give cpu or auto") from error
+    return place
+
+
+def _dtype(name: str, place: Any, source: str | Path) -> Any:
+    import torch
+
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    if name == "auto":
+        name = "float32" if source == DEMO or place.type == "cpu" else "bfloat16"
+    return getattr(torch, name)
+
+
+def _why(source: str | Path, folder: Path | None, error: BaseException) -> str:
+    """What went wrong with a load, and what to do, on one line."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    chain, cause = [error], error.__cause__ or error.__context__
+    while cause is not None:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    if any(isinstance(link, GatedRepoError) for link in chain):
+        return f"{source} is gated: accept its terms on the hub, then log in with: hf auth login"
+    if any(isinstance(link, RepositoryNotFoundError) for link in chain):
+        return (
+            f"there is no folder {source}, and the hub has none of that name or keeps it private: "
+            "check the name, or log in with: hf auth login"
+        )
+    said = " ".join(str(error).split())
+    said = said if len(said) <= TOLD else f"{said[:TOLD]} ..."
+    if folder is not None:
+        return f"{folder} cannot be loaded ({said}): download it again, or update diffusers"
+    if "cached" in said or any(_is_connection(link) for link in chain):
+        return (
+            f"{source} is not in the local cache and the hub cannot be reached: check the "
+            "connection (and HF_HUB_OFFLINE), or give a pipeline folder"
+        )
+    return f"{source} cannot be loaded ({said}): check the name, or give a pipeline folder"
+
+
+def _is_connection(error: BaseException) -> bool:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(names & {"ConnectionError", "TimeoutError", "ConnectError", "TransportError"})
