@@ -59,6 +59,8 @@ class BlockCall:
         shape: the outputs: None for a bare tensor, else the positions of tensors in a tuple.
         mutates: the block writes into its input.
         joined: its outputs go on to the next block as the very same objects.
+        entry: of the first block, the argument that its first output is made of; the same stream,
+            but of another shape where a rank keeps its own part of the tokens alone.
     """
 
     name: str
@@ -67,6 +69,7 @@ class BlockCall:
     mutates: bool = False
     joined: bool = False
     usable: bool = True
+    entry: Key | None = None
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ class Contract:
         regions: list[range] = []
         for index in span:
             call = self.calls[index]
-            if not call.usable:
+            if not call.usable or None in call.streams:
                 continue
             grown = bool(regions) and regions[-1].stop == index and not per_block
             if (
@@ -178,6 +181,7 @@ class Observer:
         if self.calls[-1].joined and len(self.calls) == 1:
             # Nothing linked into the first block: its streams come in as they do here.
             self.calls[0].streams = _streams(keys, self._outputs, self._first)
+            self.calls[0].entry = keys[0]
         self._first = {}
         fresh = {id(tensor) for tensor in self._outputs}
         for call, reference in self._earlier:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .agreement import Ranks, sharing
 from .context import CallContext, Clock, Trajectory
 from .features.cell import Cell, Decision
 from .features.sites import Model
@@ -76,6 +77,7 @@ class Denoiser:
         self.store = TensorStore(policy.store)
         self.cells: dict[tuple[Any, ...], Cell] = {}
         self.warned = False
+        self.ranks: Ranks | None = None
         self.clock.reset()
 
     def reinstall(self) -> None:
@@ -139,7 +141,7 @@ class Denoiser:
         if self.policy.axis == "chunk":
             key = (*key, context.step)
         if key not in self.cells:
-            self.cells[key] = Cell(self.policy, self.store)
+            self.cells[key] = Cell(self.policy, self.store, self.ranks)
         return self.cells[key]
 
     def record(
@@ -214,6 +216,7 @@ class Denoiser:
     def _new_trajectory(self, context: CallContext, before: Trajectory | None) -> None:
         trajectory = self.clock.trajectory
         assert trajectory is not None
+        self.ranks = sharing(self.module, self.policy.guards.ranks)
         token = trajectory.schedule.token if trajectory.schedule else None
         further = _further(before, context.chunk)
         same = before is not None and before.signature == trajectory.signature

@@ -174,6 +174,7 @@ class GuidedPass:
         self, call: BlockCall, i: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Tensor | None:
         key: Key | None = call.streams[i] if i < len(call.streams) else None
+        key = call.entry if key is None and i == 0 else key
         value = None if key is None else argument(key, args, kwargs)
         if not isinstance(value, Tensor):
             return None

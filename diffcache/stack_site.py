@@ -142,7 +142,8 @@ class StackSite:
         output = tree_map(_copied, forward(compute.block))
         compute.finish()
         replay = GuidedPass(contract, regions, lambda region, *_: known[region], lambda *_: None)
-        if _alike(forward(replay.block), output):
+        alike, ranks = _alike(forward(replay.block), output), self.denoiser.ranks
+        if alike if ranks is None else not ranks.any(not alike):
             contract.verified = True
             return
         self._refuse(
@@ -209,11 +210,17 @@ class CallDecisions:
     def _new_decision(self, region: range, cell: Cell, here: Tensor, front: Tensor) -> Decision:
         policy = self.site.policy
         if self._shared is not None and not policy.site.per_block:
-            no_history = self._shared.reuse and not cell.history
+            no_history = self._shared.reuse and not cell.remembers()
             return Decision(False, "no history") if no_history else self._shared
         if policy.probe is not None and policy.probe.blocks and here is front:
             # Nothing has changed the stream yet (VACE's hint blocks run first): wait for one.
             return Decision(False, "before the probe")
+        if policy.probe is not None and policy.probe.blocks and front.shape != here.shape:
+            ranks = self.site.denoiser.ranks
+            part = None if ranks is None else ranks.part(front, here.shape)
+            if part is None:
+                return Decision(False, "the first block's input has another shape")
+            front = part
         fingerprint = None if policy.probe is None else policy.probe.fingerprint(front, here)
         if fingerprint is here and any(self.contract.calls[i].mutates for i in region):
             fingerprint = here.clone()  # the block writes over it before it is learned

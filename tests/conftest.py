@@ -10,27 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from toys import TEXT_DIM, TINY_WAN
 
 if TYPE_CHECKING:
     from diffusers import WanPipeline
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).parents[1]
-
-TEXT_DIM = 16
-TINY_WAN = {
-    "num_layers": 3,
-    "num_attention_heads": 2,
-    "attention_head_dim": 12,
-    "in_channels": 4,
-    "out_channels": 4,
-    "text_dim": TEXT_DIM,
-    "freq_dim": 16,
-    "ffn_dim": 32,
-    "rope_max_seq_len": 32,
-    "cross_attn_norm": True,
-    "qk_norm": "rms_norm_across_heads",
-}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -25,6 +25,7 @@ OTHER = {
     "max_reuses": 4,
     "max_error": 0.25,
     "max_bytes": 1000,
+    "ranks": "world",
     "max_steps": 5,
 }
 

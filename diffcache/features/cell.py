@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..agreement import Ranks
 from ..context import CallContext
 from .correction import Prediction, owed_weights
 from .store import TensorStore
@@ -47,9 +48,10 @@ class Entry:
 class Cell:
     """History, fingerprint and counters of one (site, branch), on the chunk axis also step."""
 
-    def __init__(self, policy: Policy, store: TensorStore) -> None:
+    def __init__(self, policy: Policy, store: TensorStore, ranks: Ranks | None = None) -> None:
         self.policy = policy
         self.store = store
+        self.ranks = ranks  # others that must take the same branch
         self.history: list[Entry] = []
         self.predictions: list[Prediction] = []  # since the last computed step
         self.numbers: dict[str, float] = {}
@@ -65,6 +67,19 @@ class Cell:
 
     def decide(self, context: CallContext, fingerprint: Tensor | None) -> Decision:
         """Guards, then probe and metric, then the gate. Counts nothing yet."""
+        decision = self._decide(context, fingerprint)
+        if self._anywhere(not decision.reuse) and decision.reuse:
+            return replace(decision, reuse=False, reason="another rank computes")
+        return decision
+
+    def remembers(self) -> bool:
+        """Whether there is something to predict from, on every rank."""
+        return not self._anywhere(not self.history)
+
+    def _anywhere(self, flag: bool) -> bool:
+        return flag if self.ranks is None else self.ranks.any(flag)
+
+    def _decide(self, context: CallContext, fingerprint: Tensor | None) -> Decision:
         value = self._measure(fingerprint)
         reason = self.policy.guards.reason(context, self)
         if reason is not None:
@@ -198,7 +213,7 @@ class Cell:
         def errors(weights: list[list[float]]) -> list[float]:
             off = (torch.tensor(weights, device=stacked.device) @ stacked).sub_(truth).abs_()
             found: list[float] = (off.sum(1) / truth.abs().sum()).tolist()
-            return found
+            return found if self.ranks is None else self.ranks.worst(found)
 
         times = [entry.time for entry in self.history]
         return self.policy.predictor.learn(times, time, errors, self)

@@ -21,6 +21,9 @@ class Guards(Part):
         min_steps: runs shorter than this are computed in full; 0 forces caching on short runs.
         max_error: relative L1 error of the last checked prediction above which the next step is
             computed.
+        ranks: which processes compute as soon as one of them must: "auto" those over which
+            diffusers has spread the denoiser (context or tensor parallelism), "world" all (FSDP
+            and loops of one's own that shard), "alone" none, or a process group's `group_name`.
     """
 
     warmup_steps: int = 1
@@ -28,6 +31,7 @@ class Guards(Part):
     max_reuses: int | None = None
     min_steps: int = 8
     max_error: float | None = None
+    ranks: str = "auto"
 
     def __post_init__(self) -> None:
         check_count("warmup_steps", self.warmup_steps, 0)
@@ -37,6 +41,11 @@ class Guards(Part):
             check_count("max_reuses", self.max_reuses, 0)
         if self.max_error is not None:
             check_range("max_error", self.max_error, 0)
+        if not isinstance(self.ranks, str) or not self.ranks:
+            raise ValueError(
+                "ranks must be 'auto', 'world', 'alone' or a process group's group_name, "
+                f"got {self.ranks!r}"
+            )
 
     def reason(self, context: CallContext, cell: Cell) -> str | None:
         """Why this call must be computed, or None."""
