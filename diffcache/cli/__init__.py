@@ -5,24 +5,38 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 __all__ = ["demo_model_path", "main"]
 
+INTERRUPTED = 130  # 128 and SIGINT, as shells count
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: 0, 1 (from `doctor`), or 2 with one line on stderr."""
+    """Runs the command line and exits: 0, 1 (from `doctor`), 2 with one line on stderr, or 130
+    after Ctrl-C."""
     from .app import build
+    from .output import Stopped
 
     try:
         code = build()(args=arguments, prog_name="diffcache", standalone_mode=False)
-    except KeyboardInterrupt:
-        sys.exit("diffcache: stopped")
+    except (KeyboardInterrupt, Stopped) as stop:
+        _stopped(str(stop))
     except Exception as error:
+        if type(error).__name__ == "Abort":  # what some releases of typer make of Ctrl-C
+            _stopped()
         if os.environ.get("DIFFCACHE_TRACEBACK"):
             raise
         print(f"diffcache: {_one_line(error)}", file=sys.stderr)
         sys.exit(2)
+    if code == INTERRUPTED:  # what others make of it
+        _stopped()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stopped(text: str = "") -> NoReturn:
+    print(f"diffcache: {text or 'stopped'}", file=sys.stderr)
+    sys.exit(INTERRUPTED)
 
 
 def demo_model_path() -> Path:

@@ -11,9 +11,11 @@ from .doctor import doctor
 from .inspect import inspect
 from .list import list_policies
 from .overhead import overhead
+from .run import run
 
 EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
     demo: ("demo", "diffcache demo --prompts 2 --out out/demo"),
+    run: ("run", 'diffcache run demo "a red circle moving left" --compare --out out/red.mp4'),
     inspect: ("inspect", "diffcache inspect WanPipeline --policy forecast --frames 81"),
     list_policies: ("list", "diffcache list --json"),
     overhead: ("overhead", "diffcache overhead --calls 500"),

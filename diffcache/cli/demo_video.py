@@ -11,6 +11,8 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, from_numpy
 
+from .media import write_mp4
+
 FPS = 8
 TILE = 192  # pixels across, at least
 GAIN = 8  # how much errors are brightened
@@ -25,28 +27,14 @@ def mosaic(clips: Sequence[Array]) -> Array:
     return np.concatenate(rows, axis=1)
 
 
-def as_mp4(frames: Array) -> str | None:
+def as_mp4(frames: Array, fps: float = FPS) -> str | None:
     """An H.264 data URI of uint8 [F, H, W, 3]; None without imageio-ffmpeg."""
-    try:
-        import imageio_ffmpeg
-    except ImportError:
-        return None
-    height, width = frames.shape[1:3]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
-        writer = imageio_ffmpeg.write_frames(
-            str(path),
-            (width, height),
-            fps=FPS,
-            codec="libx264",
-            macro_block_size=2,
-            ffmpeg_log_level="error",
-            output_params=["-crf", "16", "-g", "1", "-movflags", "+faststart"],
-        )
-        writer.send(None)
-        for frame in frames:
-            writer.send(np.ascontiguousarray(frame))
-        writer.close()
+        try:
+            write_mp4(frames, path, fps, seekable=True)
+        except ImportError:
+            return None
         return _data_uri("video/mp4", path.read_bytes())
 
 

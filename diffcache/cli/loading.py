@@ -50,6 +50,25 @@ def load_pipeline(source: str | Path, *, dtype: str = "auto", device: str = "aut
     return pipe.to(place)
 
 
+def pipeline_class(source: str | Path) -> Any:
+    """The class that `load_pipeline` would make, without reading any weights.
+
+    Raises:
+        ValueError: as `load_pipeline`.
+    """
+    folder = local_folder(source)
+    import diffusers
+
+    quiet()
+    if folder is not None:
+        return getattr(diffusers, _class_name(folder / "model_index.json"))
+    try:
+        name = diffusers.DiffusionPipeline.load_config(source)["_class_name"]
+    except Exception as error:
+        raise ValueError(_why(source, folder, error)) from error
+    return getattr(diffusers, _known_class(name, str(source)))
+
+
 def local_folder(source: str | Path) -> Path | None:
     """The folder that `source` names, known to hold a pipeline; None for a hub id.
 
@@ -58,7 +77,7 @@ def local_folder(source: str | Path) -> Path | None:
     """
     folder = demo_model_path() if source == DEMO else Path(source).expanduser()
     if folder.is_dir():
-        _check_index(folder)
+        _class_name(folder / "model_index.json")
         return folder
     if folder.exists():
         raise ValueError(f"{source} is a file: give the folder that holds model_index.json")
@@ -82,23 +101,28 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _check_index(folder: Path) -> None:
-    """Raises ValueError where model_index.json is missing or names no pipeline of diffusers."""
-    import diffusers
-
-    path = folder / "model_index.json"
+def _class_name(path: Path) -> str:
+    """The class that a model_index.json names; ValueError where it names none of diffusers."""
     if not path.is_file():
-        one = " (a single model is no pipeline)" if (folder / "config.json").is_file() else ""
-        raise ValueError(f"{folder} holds no model_index.json{one}: give a pipeline's folder")
+        single = (path.parent / "config.json").is_file()
+        one = " (a single model is no pipeline)" if single else ""
+        raise ValueError(f"{path.parent} holds no {path.name}{one}: give a pipeline's folder")
     try:
         name = json.loads(path.read_text(encoding="utf-8"))["_class_name"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error}): download it again") from error
-    if not hasattr(diffusers, str(name)):
+    return _known_class(name, str(path))
+
+
+def _known_class(name: Any, where: str) -> str:
+    import diffusers
+
+    if not isinstance(name, str) or not hasattr(diffusers, name):
         raise ValueError(
-            f"{path} names {name!r}, which diffusers {diffusers.__version__} does not know: "
+            f"{where} names {name!r}, which diffusers {diffusers.__version__} does not know: "
             "update diffusers, or correct the name"
         )
+    return name
 
 
 def _device(name: str) -> Any:

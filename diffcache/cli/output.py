@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")]
 
 
+class Stopped(Exception):
+    """Ctrl-C, with a line on what was finished before."""
+
+
 def to_json(data: Any) -> str:
     """JSON text; a value that is no finite number becomes null."""
     return json.dumps(_plain(data), indent=2, ensure_ascii=False)
@@ -34,7 +38,8 @@ def table(
     made = Table(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(header):
         justify: Any = "left" if number < words else "right"
-        made.add_column(name, justify=justify, no_wrap=name == whole or number >= words)
+        single = name == whole or number >= words
+        made.add_column(name, justify=justify, no_wrap=single, overflow="fold")
     for cells in rows:
         made.add_row(*cells)
     return made

@@ -8,7 +8,7 @@ import pytest
 from diffcache import __version__
 from diffcache.cli import demo_model_path
 
-COMMANDS = ("demo", "inspect", "list", "overhead", "doctor")
+COMMANDS = ("demo", "run", "inspect", "list", "overhead", "doctor")
 
 
 def test_without_arguments_it_shows_the_commands(diffcache):
