@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from .denoiser import ATTRIBUTE, Denoiser
+from .denoiser import ATTRIBUTE, Denoiser, refuse_double
 from .errors import DiffcacheError, DiffcacheWarning
 from .hooks import InstancePatch
 from .policy import Policy
@@ -219,7 +219,7 @@ def _install(
     """All or nothing: every site is found before the first hook is put on."""
     prepared = []
     for name, module in modules.items():
-        _refuse_double(name, module)
+        refuse_double(name, module)
         covered = _covered(module)
         if covered is not None:
             covered.remove()
@@ -232,11 +232,6 @@ def _install(
         state.strict = strict
         if fresh:
             state.install()
-
-
-def _refuse_double(name: str, module: nn.Module) -> None:
-    if getattr(module, "is_cache_enabled", False):
-        raise ValueError(f"diffusers already caches {name}: call {name}.disable_cache() first")
 
 
 def _state(module: nn.Module) -> Denoiser | None:

@@ -15,7 +15,14 @@ from .context import CallContext, Clock, Trajectory
 from .features.cell import Cell, Decision
 from .features.sites import Model
 from .features.store import TensorStore
-from .hooks import COMPILED, InstalledContext, InstalledForward, Named
+from .hooks import (
+    COMPILED,
+    InstalledContext,
+    InstalledForward,
+    InstalledRefusal,
+    Named,
+    foreign_cache,
+)
 from .model_site import ModelSite
 from .policy import Policy
 from .records import Recorder, Row
@@ -27,6 +34,7 @@ COMPILED_WHOLE = (
     "{} cannot skip blocks inside one compiled graph: use site='model', "
     "or compile the blocks alone (compile_repeated_blocks)"
 )
+ALREADY_OURS = "diffcache already caches {0}: call diffcache.unwrap on it before {0}.enable_cache()"
 
 
 class Denoiser:
@@ -45,7 +53,7 @@ class Denoiser:
         self.recorder = Recorder()
         inner: Any = getattr(module, "_orig_mod", module)
         self.signature = CallSignature(type(inner).forward, type(inner).__name__)
-        self.installed: list[InstalledForward | InstalledContext] = []
+        self.installed: list[InstalledForward | InstalledContext | InstalledRefusal] = []
         self.use(policy, self.make_site(policy))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -57,6 +65,9 @@ class Denoiser:
         self.installed.append(InstalledForward(self.module, self.call, self._may_compile))
         if hasattr(self.module, "cache_context"):
             self.installed.append(InstalledContext(self.module, self._heard))
+        if hasattr(self.module, "enable_cache"):
+            remedy = ALREADY_OURS.format(self.name)
+            self.installed.append(InstalledRefusal(self.module, remedy))
         self.module.__dict__[ATTRIBUTE] = self
 
     def make_site(self, policy: Policy) -> StackSite | ModelSite:
@@ -217,6 +228,7 @@ class Denoiser:
         trajectory = self.clock.trajectory
         assert trajectory is not None
         self.ranks = sharing(self.module, self.policy.guards.ranks)
+        refuse_double(self.name, self.module)
         token = trajectory.schedule.token if trajectory.schedule else None
         further = _further(before, context.chunk)
         same = before is not None and before.signature == trajectory.signature
@@ -256,6 +268,22 @@ class Denoiser:
             return False
         parameter = next(self.module.parameters(), None)
         return hidden_states.requires_grad or (parameter is not None and parameter.requires_grad)
+
+
+def refuse_double(name: str, module: nn.Module) -> None:
+    """Two caches at work would each spoil what the other keeps.
+
+    Raises:
+        ValueError: diffusers caches this module, or something in it.
+    """
+    hook = foreign_cache(module)
+    if hook is None and not getattr(module, "is_cache_enabled", False):
+        return
+    where = f" (its hook {hook!r})" if hook else ""
+    raise ValueError(
+        f"diffusers already caches {name}{where}: call {name}.disable_cache(), "
+        "or remove the hook, before diffcache.wrap"
+    )
 
 
 def _further(before: Trajectory | None, chunk: int | None) -> bool:

@@ -10,6 +10,8 @@ from typing import Any
 from torch.compiler import is_compiling
 
 _ABSENT = object()
+# In the names of the hooks that diffusers' own caches put on modules.
+CACHE_WORDS = ("cache", "fbc_", "pyramid_attention_broadcast")
 COMPILED = "_compiled_call_impl"  # where torch.nn.Module.compile puts what it made
 Named = (
     tuple[str, dict[str, Any]] | None
@@ -153,6 +155,35 @@ class InstalledForward:
 def _diffusers_functions(module: Any) -> Iterator[Any]:
     registry = module.__dict__.get("_diffusers_hook")
     yield from getattr(registry, "_fn_refs", [])
+
+
+def foreign_cache(module: Any) -> str | None:
+    """The name of a hook with which a cache of diffusers works in this module, or None."""
+    for part in module.modules():
+        hooks = getattr(part.__dict__.get("_diffusers_hook"), "hooks", ())
+        for name in hooks:
+            if any(word in name for word in CACHE_WORDS):
+                return str(name)
+    return None
+
+
+class InstalledRefusal:
+    """Stands in for `enable_cache`: two caches at work would each spoil what the other keeps.
+
+    Args:
+        remedy: the text of the ValueError raised where the method is called.
+    """
+
+    def __init__(self, module: Any, remedy: str) -> None:
+        def refuse(*_: Any) -> None:
+            raise ValueError(remedy)
+
+        self.hook = CallHook(module.enable_cache, refuse)
+        self.patch = InstancePatch(module, "enable_cache", self.hook)
+
+    def remove(self) -> None:
+        self.hook.handler = None
+        self.patch.remove()
 
 
 class InstalledContext:
