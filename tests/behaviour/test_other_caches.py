@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from diffusers import (
@@ -61,7 +64,7 @@ def test_ours_first_then_diffusers_cache_is_refused(config, tiny_wan, run_tiny):
 
 @pytest.mark.parametrize("first", ["wrap", "apply"])
 def test_hooks_put_on_by_hand_are_seen_too(first, tiny_wan, run_tiny):
-    """`apply_first_block_cache` leaves no mark on the model: at wrap, or at the next run's start."""
+    """`apply_first_block_cache` leaves no mark: refused at wrap, or when the next run begins."""
     pipe = tiny_wan()
     if first == "wrap":
         diffcache.wrap(pipe, "hold")
@@ -75,3 +78,25 @@ def test_hooks_put_on_by_hand_are_seen_too(first, tiny_wan, run_tiny):
     diffcache.wrap(pipe, "hold")
     assert torch.equal(run_tiny(pipe), run_tiny(diffcache.wrap(tiny_wan(), "hold")))
     assert torch.equal(run_tiny(diffcache.unwrap(pipe)), run_tiny(tiny_wan()))
+
+
+@pytest.mark.peer_row(30)
+def test_switching_one_pipeline_off_leaves_all_others_alone(tiny_wan, run_tiny):
+    """cache-dit PR #1102: one pipeline switched off, and all others of its class raised.
+
+    Two on, one off: both work, new ones are untouched, a deleted one is freed at once.
+    """
+    plain = run_tiny(tiny_wan())
+    one, two = (diffcache.wrap(tiny_wan(), "hold") for _ in range(2))
+    cached = run_tiny(one)
+    before = str(diffcache.report(one))
+    run_tiny(two)
+    assert str(diffcache.report(one)) == before
+    diffcache.unwrap(one)
+    assert torch.equal(run_tiny(one), plain)
+    assert torch.equal(run_tiny(two), cached)
+    assert torch.equal(run_tiny(tiny_wan()), plain)
+    reference = weakref.ref(two)
+    del two
+    gc.collect()
+    assert reference() is None

@@ -8,18 +8,11 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from torch import nn
+from toys import TIMES, equal, reused, rows, start
 
 import diffcache
 
-pytestmark = pytest.mark.filterwarnings("ignore::diffcache.DiffcacheWarning")
-TIMES = [1000.0 - 50 * i for i in range(12)]
 COND = torch.full((1, 1, 6), 0.3)
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
 
 
 class Block(nn.Module):
@@ -49,10 +42,6 @@ class Own(nn.Module):
         return x
 
 
-def start(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
 def drive(module, times, cond=COND):
     """An Euler loop over x [1, 5, 6]; the outputs."""
     x, outputs = start(1, 5, 6), []
@@ -60,18 +49,6 @@ def drive(module, times, cond=COND):
         outputs.append(module(x, t, cond))
         x = x - outputs[-1] / 40
     return outputs
-
-
-def rows(target):
-    return diffcache.report(target).rows
-
-
-def reused(target):
-    return sum(row.decision == "reuse" for row in rows(target))
-
-
-def equal(a, b):
-    return all(map(torch.equal, a, b))
 
 
 class Loop:

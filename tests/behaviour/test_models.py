@@ -8,20 +8,13 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel, WanVACETransformer3DModel
 from torch import nn
+from toys import SITES, TIMES, equal, far, reused, rows, start
 
 import diffcache
 from diffcache.api import _states
 
-pytestmark = pytest.mark.filterwarnings("ignore::diffcache.DiffcacheWarning")
-TIMES = [1000.0 - 50 * i for i in range(12)]
-SITES = ["model", "stack", "span", "block"]
 BLOCK_SITES = SITES[1:]
-
-
-@pytest.fixture(autouse=True)
-def no_gradients():
-    with torch.no_grad():
-        yield
+COND = torch.full((1, 1, 6), 0.3)
 
 
 class Layer(nn.Module):
@@ -145,13 +138,6 @@ class ReadsInBetween(Base):
         return sum(seen)
 
 
-def start(*shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
-COND = torch.full((1, 1, 6), 0.3)
-
-
 def drive(module, times=TIMES, positional=True, **call):
     """An Euler loop over x [1, 5, 6]; the outputs."""
     x, outputs = start(1, 5, 6), []
@@ -164,23 +150,6 @@ def drive(module, times=TIMES, positional=True, **call):
         outputs.append(out)
         x = x - out / 40
     return outputs
-
-
-def rows(target):
-    return diffcache.report(target).rows
-
-
-def reused(target):
-    return sum(row.decision == "reuse" for row in rows(target))
-
-
-def equal(a, b):
-    return all(map(torch.equal, a, b))
-
-
-def far(a, b):
-    """The largest relative L1 distance of outputs at one step."""
-    return max(float((x - y).abs().mean() / y.abs().mean()) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("site", SITES)
