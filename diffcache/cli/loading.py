@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,11 @@ def pipeline_class(source: str | Path) -> Any:
     folder = local_folder(source)
     import diffusers
 
-    quiet()
-    if folder is not None:
-        return getattr(diffusers, _class_name(folder / "model_index.json"))
     try:
-        name = diffusers.DiffusionPipeline.load_config(source)["_class_name"]
+        index = _hub_index(str(source)) if folder is None else folder / "model_index.json"
     except Exception as error:
         raise ValueError(_why(source, folder, error)) from error
-    return getattr(diffusers, _known_class(name, str(source)))
+    return getattr(diffusers, _class_name(index))
 
 
 def local_folder(source: str | Path) -> Path | None:
@@ -99,6 +97,18 @@ def quiet() -> None:
         library.disable_progress_bar()
     for name in ("torchao", "diffusers.pipelines.pipeline_utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _hub_index(source: str) -> Path:
+    """A hub pipeline's model_index.json, from the cache where it is there."""
+    from huggingface_hub import hf_hub_download, model_info
+
+    name = "model_index.json"
+    try:
+        return Path(hf_hub_download(source, name, local_files_only=True))
+    except FileNotFoundError:
+        model_info(source)  # without a network this fails at once; a download tries for 20 s
+        return Path(hf_hub_download(source, name))
 
 
 def _class_name(path: Path) -> str:
@@ -151,12 +161,14 @@ def _dtype(name: str, place: Any, source: str | Path) -> Any:
 
 def _why(source: str | Path, folder: Path | None, error: BaseException) -> str:
     """What went wrong with a load, and what to do, on one line."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
-    chain, cause = [error], error.__cause__ or error.__context__
-    while cause is not None:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
+    chain = list(_chain(error))
     if any(isinstance(link, GatedRepoError) for link in chain):
         return f"{source} is gated: accept its terms on the hub, then log in with: hf auth login"
     if any(isinstance(link, RepositoryNotFoundError) for link in chain):
@@ -168,12 +180,20 @@ def _why(source: str | Path, folder: Path | None, error: BaseException) -> str:
     said = said if len(said) <= TOLD else f"{said[:TOLD]} ..."
     if folder is not None:
         return f"{folder} cannot be loaded ({said}): download it again, or update diffusers"
-    if "cached" in said or any(_is_connection(link) for link in chain):
+    if any(isinstance(link, LocalEntryNotFoundError) or _is_connection(link) for link in chain):
         return (
             f"{source} is not in the local cache and the hub cannot be reached: check the "
             "connection (and HF_HUB_OFFLINE), or give a pipeline folder"
         )
+    if any(isinstance(link, EntryNotFoundError) for link in chain):
+        return f"{source} holds no model_index.json, so it is no pipeline: choose another"
     return f"{source} cannot be loaded ({said}): check the name, or give a pipeline folder"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _is_connection(error: BaseException) -> bool:

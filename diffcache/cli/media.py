@@ -42,7 +42,7 @@ def publish(path: Path, write: Callable[[Path], None], force: bool = False) -> P
             return draft.replace(path)
         return _name_without_overwriting(draft, path)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise _explained(error, draft, path) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -66,9 +66,9 @@ def write_mp4(frames: Array, path: Path, fps: float, *, seekable: bool = False) 
     height, width = even.shape[1:3]
     command = [_ffmpeg(), "-y", "-loglevel", "error", "-f", "rawvideo", "-pix_fmt", "rgb24"]
     command += ["-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
-    command += ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-pix_fmt", "yuv420p"]
-    for kind in ("colorspace", "color_primaries", "color_trc"):
-        command += [f"-{kind}", "bt709"]
+    colours = "scale=out_color_matrix=bt709:out_range=tv,"
+    colours += "setparams=colorspace=bt709:color_primaries=bt709:color_trc=bt709"
+    command += ["-vf", colours, "-pix_fmt", "yuv420p"]
     command += ["-c:v", "libx264", "-crf", str(CRF), "-movflags", "+faststart"]
     command += ["-g", "1"] if seekable else []
     # A session of its own: Ctrl-C reaches us, and we end it.
@@ -144,10 +144,11 @@ def _name_without_overwriting(draft: Path, path: Path) -> Path:
     raise FileExistsError(errno.EEXIST, "too many files of this name: choose another folder")
 
 
-def _explained(error: OSError, path: Path) -> OSError:
-    """The same with the remedy and the final name instead of the draft's."""
+def _explained(error: OSError, draft: Path, path: Path) -> OSError:
+    """The same with the remedy, and the final name instead of the draft's."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OSError(f"the disk is full, {path} was not written: free space or change --out")
+        return OSError(f"the disk is full, {path} was not written: free space, or write elsewhere")
     if error.errno == errno.EFBIG:
         return OSError(f"{path} is larger than a file may be here: raise `ulimit -f`")
-    return OSError(f"{path} was not written ({error.strerror or error}): change --out")
+    why = (error.strerror or str(error)).replace(str(draft), path.name)
+    return OSError(f"{path} was not written ({why}): write elsewhere")

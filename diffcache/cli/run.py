@@ -114,7 +114,9 @@ class _Bars:
         self.bar.update(self.clips, advance=1)
 
     def step(self, what: str, steps: "Steps") -> None:
-        counts = f"{steps.computed} computed, {steps.reused} reused" if steps.counted else ""
+        counts = f"{steps.computed} computed, {steps.reused} reused" if steps.states else ""
+        if steps.done == 1:
+            self.bar.reset(self.steps)
         self.bar.update(
             self.steps,
             completed=steps.done,

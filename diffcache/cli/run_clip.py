@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ..denoiser import ATTRIBUTE
 from ..pipelines.denoisers import denoisers
@@ -95,17 +94,18 @@ class Steps:
     Attributes:
         done, total: solver steps; both are 0 before the first has ended.
         computed, reused: steps in which no call, or some call, of a denoiser reused something.
-        counted: whether anything is wrapped.
+        states: of the wrapped denoisers; empty within `diffcache.disabled`.
     """
 
     def __init__(self, pipe: Any, progress: Progress) -> None:
-        self.pipe, self.progress = pipe, progress
+        self.progress = progress
         self.denoisers = list(denoisers(pipe).values())
         self.done = self.total = self.computed = self.reused = 0
         self.started: float | None = None
         self.ended = 0.0
-        self.counted = any(ATTRIBUTE in module.__dict__ for module in self.denoisers)
-        self._seen: dict[nn.Module, tuple[Any, int]] = {}
+        states = [module.__dict__.get(ATTRIBUTE) for module in self.denoisers]
+        self.states = [state for state in states if state is not None and not state.paused]
+        self._seen = [(state.recorder.rows, len(state.recorder.rows)) for state in self.states]
 
     @property
     def seconds(self) -> float:
@@ -139,16 +139,16 @@ class Steps:
             self.started = time.perf_counter()
 
     def _returned(self, *_: Any) -> None:
-        self.ended = time.perf_counter()  # the loop's end where the pipeline has no callback
+        if not self.done:  # a pipeline without callback: its loop ends with the last of these
+            _synchronise()
+        self.ended = time.perf_counter()
 
     def _new_decisions(self) -> Iterator[str]:
-        for module in self.denoisers:
-            state = module.__dict__.get(ATTRIBUTE)
-            if state is not None:
-                rows, (known, count) = state.recorder.rows, self._seen.get(module, (None, 0))
-                # A new run begins a new list.
-                yield from (row.decision for row in rows[count if rows is known else 0 :])
-                self._seen[module] = rows, len(rows)
+        for index, state in enumerate(self.states):
+            rows, (known, count) = state.recorder.rows, self._seen[index]
+            # A new run begins a new list.
+            yield from (row.decision for row in rows[count if rows is known else 0 :])
+            self._seen[index] = rows, len(rows)
 
 
 def _synchronise() -> None:

@@ -16,6 +16,8 @@ def lead(figures: dict[str, Any]) -> str:
     text += f" {found['speedup']:.2f} times as fast ({found['speedup_total']:.2f} the whole call)"
     if found["identical"] == count:
         return f"{text}, identical to the uncached pipeline."
+    if count == 1:
+        return f"{text}; PSNR {found['psnr_mean']:.1f} dB, SSIM {found['ssim_mean']:.4f}."
     return (
         f"{text}; PSNR mean {found['psnr_mean']:.1f} dB, worst 5 % {found['psnr_p5']:.1f}, "
         f"minimum {found['psnr_min']:.1f}; SSIM mean {found['ssim_mean']:.4f}, "
@@ -30,7 +32,8 @@ def header(figures: dict[str, Any]) -> list[str]:
 
 def cells(figures: dict[str, Any], clip: dict[str, Any]) -> list[str]:
     """One row of the table."""
-    shape = f"{clip['frames']} x {clip['height']} x {clip['width']}"
+    sides = ("height", "width") if figures["fps"] is None else ("frames", "height", "width")
+    shape = " x ".join(str(clip[side]) for side in sides)
     row = [Path(clip["path"]).name, shape, f"{clip['computed']:g} of {clip['steps']}"]
     row += [f"{clip['seconds']:.2f}", f"{clip['seconds_total']:.2f}", size(clip["bytes_peak"])]
     if figures["comparison"] is None:
