@@ -118,7 +118,7 @@ class Denoiser:
         rows = self.recorder.rows  # a new list where this call began a new run
         first = count if rows is before else 0
         if len(rows) > first:
-            rows[first].seconds = perf_counter() - begun
+            self.recorder.end_call(rows[first], perf_counter() - begun)
         return output
 
     def _run(

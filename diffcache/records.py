@@ -41,17 +41,23 @@ class Recorder:
     notes: list[str] = field(default_factory=list)
     token: Any = None
     dropped: int = 0
-    begun: float = 0.0
+    begun: float = 0.0  # host clock at the first call of the run
+    ended: float = 0.0  # and after the last one
 
     def begin(self, token: Any) -> None:
         self.rows, self.notes, self.token, self.dropped = [], [], token, 0
-        self.begun = monotonic()
+        self.begun = self.ended = monotonic()
 
     def add(self, row: Row) -> None:
         if len(self.rows) < MAX_ROWS:
             self.rows.append(row)
         else:
             self.dropped += 1
+
+    def end_call(self, row: Row, seconds: float) -> None:
+        """A call is over: `row` is its first."""
+        row.seconds = seconds
+        self.ended = monotonic()
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -63,7 +69,8 @@ class Report:
 
     Attributes:
         rows: one `Row` for each decision, in order.
-        summary: counts per branch, ideal speed-up, host seconds, bytes, notes; see README.
+        summary: counts per branch, ideal speed-up, bytes, notes, and host seconds: those in the
+            denoisers' calls, those of the loop (first call to the end of the last), and the share.
     """
 
     def __init__(
@@ -71,6 +78,7 @@ class Report:
     ) -> None:
         self.rows = [row for recorder in recorders.values() for row in recorder.rows]
         self.summary = _summarise(policy, modules, self.rows)
+        self.summary |= _shares(self.summary["seconds"], list(recorders.values()))
         self.summary["notes"] = [note for recorder in recorders.values() for note in recorder.notes]
         self.summary["notes"] += _doubts(self.rows, recorders)
 
@@ -100,6 +108,10 @@ class Report:
             )
         lines.append(
             f"  ideal speed-up {s['ideal_speedup']:.2f}x, about {s['seconds_saved']:.2f} s saved"
+        )
+        lines.append(
+            f"  denoiser {s['seconds']:.2f} s of {s['loop_seconds']:.2f} s in the loop"
+            f" ({s['denoiser_share']:.0%})"
         )
         lines.append(f"  held at most {s['bytes_peak']:,} bytes, now {s['bytes_held']:,}")
         reasons = ", ".join(f"{reason} {count}" for reason, count in s["reasons"].items())
@@ -157,6 +169,14 @@ def _summarise(policy: str, modules: dict[str, dict[str, Any]], rows: list[Row])
     }
 
 
+def _shares(seconds: float, recorders: list[Recorder]) -> dict[str, float]:
+    """Wall time from the first call of the denoisers to the end of the last, and their share."""
+    ran = [recorder for recorder in recorders if recorder.rows]
+    loop = max((r.ended for r in ran), default=0.0) - min((r.begun for r in ran), default=0.0)
+    loop = max(loop, seconds)
+    return {"loop_seconds": loop, "denoiser_share": seconds / loop if loop else 0.0}
+
+
 def _ideal(calls: int, saved_forwards: float) -> float:
     return calls / (calls - saved_forwards) if calls > saved_forwards else 1.0
 
@@ -171,6 +191,14 @@ def _doubts(rows: list[Row], recorders: dict[str, Recorder]) -> list[str]:
     if not rows:
         return [*notes, "nothing ran yet: call the pipeline, then report"]
     if all(row.decision == "compute" for row in rows):
-        top = Counter(row.reason for row in rows).most_common(1)[0][0]
-        notes.append(f"nothing was skipped; most often because: {top}")
+        return [*notes, f"nothing was skipped; most often because: {_top_reason(rows)}"]
+    notes += [
+        f"{name}: nothing was skipped; most often because: {_top_reason(recorder.rows)}"
+        for name, recorder in recorders.items()
+        if recorder.rows and all(row.decision == "compute" for row in recorder.rows)
+    ]
     return notes
+
+
+def _top_reason(rows: list[Row]) -> str:
+    return Counter(row.reason for row in rows).most_common(1)[0][0]
