@@ -65,6 +65,21 @@ def video_to_video(seed: int = 0) -> Any:
     return _quiet(WanVideoToVideoPipeline(transformer=wan, **_parts()))
 
 
+def two_experts(first: bool = True, second: bool = True, boundary: float | None = 0.7) -> Any:
+    """A WanPipeline as Wan 2.2 has it: of 24 steps about half go to each expert."""
+    from diffusers import WanPipeline, WanTransformer3DModel
+
+    experts = [_seeded(seed, WanTransformer3DModel, **TINY_WAN) for seed in (0, 1)]
+    return _quiet(
+        WanPipeline(
+            **{**_parts(), "vae": None},
+            transformer=experts[0] if first else None,
+            transformer_2=experts[1] if second else None,
+            boundary_ratio=boundary,
+        )
+    )
+
+
 def batched_guidance(seed: int = 0) -> Any:
     """An LTXPipeline: both guidance passes go through the model as one batch."""
     from diffusers import FlowMatchEulerDiscreteScheduler, LTXPipeline, LTXVideoTransformer3DModel
