@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ class Options:
     frames: int | None = None
     fps: float | None = None
     negative: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.guidance is not None and not isfinite(self.guidance):
+            raise ValueError(f"--guidance must be a finite number, got {self.guidance}")
 
     def given(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
