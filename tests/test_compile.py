@@ -73,6 +73,7 @@ def compiled_blocks(module):
     return module
 
 
+@pytest.mark.peer_row(16)
 @pytest.mark.parametrize("first", ["wrap", "compile"])
 @pytest.mark.parametrize("site", ["stack", "block", "model"])
 def test_compiled_blocks(site, first):

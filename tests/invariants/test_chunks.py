@@ -28,6 +28,7 @@ def across_chunks():
     )
 
 
+@pytest.mark.peer_row(22)
 def test_no_reuse_before_a_chunks_first_full_step(policy, tiny_wan, loop, skips):
     """On the step axis each chunk has its own warm-up and nothing of the chunk before."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -127,6 +128,7 @@ def test_context_managers_end_with_exceptions(policy, tiny_wan, ledgers):
         assert state.clock.chunk == 1
 
 
+@pytest.mark.peer_row(6)
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_run_that_skips_nothing_says_so(policy, tiny_wan, run, strict, skips):
     """A warning and a note, or an error with strict; exact settings are no failure."""

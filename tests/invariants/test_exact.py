@@ -26,6 +26,7 @@ def test_exact_is_bit_identical(exact_policy, tiny_wan, run, plain, reused, guid
     assert reused(pipe) == 0
 
 
+@pytest.mark.peer_row(17)
 @pytest.mark.parametrize("first", ["wrap", "offload"])
 def test_exact_under_model_offload(exact_policy, tiny_wan, run, plain, first):
     """enable_model_cpu_offload before or after wrap."""
@@ -41,6 +42,7 @@ def test_exact_under_model_offload(exact_policy, tiny_wan, run, plain, first):
     assert diffcache.report(pipe).summary["calls"] == 18
 
 
+@pytest.mark.peer_row(17)
 @pytest.mark.parametrize("first", ["wrap", "offload"])
 def test_offload_order_makes_no_difference(policy, tiny_wan, run, first, reused, skips):
     """A skipping policy under model offload skips as it does without."""
@@ -64,6 +66,7 @@ def dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.peer_row(16)
 @pytest.mark.parametrize("first", ["wrap", "compile"])
 def test_exact_under_compiled_blocks(exact_policy, tiny_wan, run, dynamo, first):
     """compile_repeated_blocks before or after wrap gives what it gives alone."""

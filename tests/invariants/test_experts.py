@@ -58,6 +58,7 @@ def rows_of(pipe, name):
     return [row for row in diffcache.report(pipe).rows if row.module == name]
 
 
+@pytest.mark.peer_row(3)
 def test_two_experts(policy, experts, run22, skips):
     """Each has its own warm-up and tail; nothing crosses the switch; twice the same."""
     pipe = diffcache.wrap(experts(), policy)
@@ -86,6 +87,7 @@ def test_two_experts_exact(exact_policy, experts, run22):
     assert "forward" not in pipe.transformer_2.__dict__
 
 
+@pytest.mark.peer_row(3)
 def test_history_of_the_first_expert_is_freed_at_the_switch(policy, experts, run22, ledgers):
     """Once the second expert runs, the first holds nothing."""
     pipe, seen = diffcache.wrap(experts(), policy), []
@@ -102,6 +104,7 @@ def test_history_of_the_first_expert_is_freed_at_the_switch(policy, experts, run
     assert seen[-1][1:] == (0, 0)
 
 
+@pytest.mark.peer_row(4)
 @pytest.mark.parametrize("missing", ["transformer", "transformer_2"])
 def test_one_expert_is_none(policy, experts, run22, missing, skips):
     """Wan 2.2 5B has no transformer_2; a low-noise pipeline no transformer."""
@@ -118,6 +121,7 @@ def test_one_expert_is_none(policy, experts, run22, missing, skips):
     assert torch.equal(run22(diffcache.unwrap(pipe)), plain)
 
 
+@pytest.mark.peer_row(5)
 def test_a_policy_for_each_expert(experts, run22):
     """A mapping from denoiser names; one left out is not wrapped."""
     pipe = diffcache.wrap(experts(), {"transformer": "first_block", "transformer_2": "hold"})
@@ -133,6 +137,7 @@ def test_a_policy_for_each_expert(experts, run22):
         diffcache.wrap(experts(), {"transformer_3": "hold"})
 
 
+@pytest.mark.peer_row(5)
 def test_warmup_differs_per_expert(experts, run22):
     """Settings of one expert do not reach the other."""
     policies = {

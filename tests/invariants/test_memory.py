@@ -13,6 +13,7 @@ LATENT = 4 * 2 * 8 * 8 * 4  # bytes of the tiny model's output in fp32
 pytestmark = pytest.mark.filterwarnings("ignore::diffcache.DiffcacheWarning")
 
 
+@pytest.mark.peer_row(18)
 def test_bytes_held_is_what_is_alive(policy, tiny_wan, run, ledgers, bytes_alive):
     """At every call the ledger equals the storages that our state reaches, to the byte."""
     pipe, seen = diffcache.wrap(tiny_wan(), policy), []
@@ -43,6 +44,7 @@ def watched(monkeypatch):
     return seen
 
 
+@pytest.mark.peer_row(18)
 @pytest.mark.parametrize("max_bytes", [0, 1000, LATENT, 2 * LATENT, 5 * LATENT, 40 * LATENT])
 def test_max_bytes_is_never_exceeded(policy, tiny_wan, run, watched, plain, max_bytes, reused):
     """At no moment, whatever the bound; a bound that is too small computes."""
@@ -63,6 +65,7 @@ def test_too_small_a_bound_is_said(policy, tiny_wan, run, skips):
     assert ("max_bytes" in notes) or not skips(policy)
 
 
+@pytest.mark.peer_row(19)
 def test_zero_bytes_after_the_call(policy, tiny_wan, run, ledgers, bytes_alive):
     """After each run, reset and unwrap."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -151,6 +154,7 @@ def test_a_bare_module_stays_within_its_bound(policy, tiny_wan, loop, watched):
     assert diffcache.report(module).summary["bytes_held"] == 0
 
 
+@pytest.mark.peer_row(18)
 @pytest.mark.parametrize("store", [{"dtype": "bfloat16"}, {"device": "cpu"}])
 def test_other_stores_are_counted_too(policy, tiny_wan, loop, ledgers, bytes_alive, store):
     """bf16 and CPU stores: counted to the byte; outputs keep dtype and device."""

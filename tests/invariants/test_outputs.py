@@ -14,6 +14,7 @@ TIMES = torch.linspace(1000, 400, 12)
 pytestmark = pytest.mark.filterwarnings("ignore::diffcache.DiffcacheWarning")
 
 
+@pytest.mark.peer_row(13)
 @pytest.mark.parametrize("return_dict", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reused_outputs_look_like_computed_ones(
@@ -35,6 +36,7 @@ def test_reused_outputs_look_like_computed_ones(
     assert bool(reused(module)) == skips(policy)
 
 
+@pytest.mark.peer_row(11)
 def test_an_item_in_a_batch(policy, tiny_wan):
     """The same as alone, or the policy says that it decides per batch."""
     shared = policy.metric is not None or policy.predictor.adaptive
@@ -150,6 +152,7 @@ def run_plain(module, spoiled=()):
     return outputs
 
 
+@pytest.mark.peer_row(23)
 @pytest.mark.parametrize("cls", [Plain, WritesIntoItsInput])
 @pytest.mark.parametrize("site", [None, "stack", "span", "block", "model"])
 def test_blocks_that_write_into_their_input(policy, cls, site, decisions):
@@ -167,6 +170,7 @@ def test_blocks_that_write_into_their_input(policy, cls, site, decisions):
     assert all(map(torch.equal, run_plain(two), run_plain(cls(in_place=True))))
 
 
+@pytest.mark.peer_row(29)
 @pytest.mark.parametrize("site", [None, "stack", "model"])
 def test_nan_never_spreads(policy, site):
     """A NaN at one computed step: it comes out there alone; what follows is computed."""

@@ -43,6 +43,7 @@ def test_second_run_equals_the_first(policy, tiny_wan, run, decisions):
         assert torch.equal(run(pipe), first) and decisions(pipe) == rows
 
 
+@pytest.mark.peer_row(2)
 def test_run_enable_run_equals_enable_first(policy, tiny_wan, run, fresh):
     """Wrapping after a run in plain."""
     pipe = tiny_wan()
@@ -50,6 +51,7 @@ def test_run_enable_run_equals_enable_first(policy, tiny_wan, run, fresh):
     assert torch.equal(run(diffcache.wrap(pipe, policy)), fresh())
 
 
+@pytest.mark.peer_row(10)
 @pytest.mark.parametrize("how", ["raise", "interrupt"])
 def test_run_after_a_cancelled_run(policy, tiny_wan, run, fresh, decisions, how):
     """Cancelled after steps 0, 4 and 7, then the same run, then one of another size."""
@@ -67,6 +69,7 @@ def test_run_after_a_cancelled_run(policy, tiny_wan, run, fresh, decisions, how)
     assert torch.equal(run(pipe, size=10, steps=8), fresh(size=10, steps=8))
 
 
+@pytest.mark.peer_row(7)
 def test_any_step_count(policy, tiny_wan, run, fresh):
     """1 to 50 steps on one pipeline, each as on a fresh one."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -76,6 +79,7 @@ def test_any_step_count(policy, tiny_wan, run, fresh):
         assert diffcache.report(pipe).summary["steps"] == steps
 
 
+@pytest.mark.peer_row(8)
 def test_any_size_batch_and_guidance(policy, tiny_wan, run, fresh):
     """Sizes, frames, batches, prompts, guidance on and off on one pipeline."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -91,6 +95,7 @@ def test_any_size_batch_and_guidance(policy, tiny_wan, run, fresh):
         assert torch.equal(run(pipe, **call), fresh(**call)), call
 
 
+@pytest.mark.peer_row(27)
 def test_few_steps_are_computed_in_full(policy, tiny_wan, run, plain, reused):
     """Below 8 steps every policy is exact, unless it is forced."""
     pipe = diffcache.wrap(tiny_wan(), policy)
@@ -108,6 +113,7 @@ def switch_at(step, scale):
     return callback
 
 
+@pytest.mark.peer_row(1)
 @pytest.mark.parametrize(("before", "after"), [(5.0, 1.0), (1.0, 5.0)])
 def test_guidance_switched_in_mid_run(policy, exact_run, tiny_wan, run, decisions, before, after):
     """A branch comes or goes after step 3; exact settings are exact, branches are right."""
@@ -134,6 +140,7 @@ def exact_run(policy, tiny_wan, run):
     return check
 
 
+@pytest.mark.peer_row(1)
 @pytest.mark.parametrize("off", [(4, 5), (3, 4, 5, 6, 7)])
 def test_guidance_interval(policy, tiny_wan, run, off, exact_run):
     """Guidance off for some steps and on again: no branch gets another one's output."""
@@ -160,6 +167,7 @@ def test_guidance_interval(policy, tiny_wan, run, off, exact_run):
     assert exact_run(pipe, **call)
 
 
+@pytest.mark.peer_row(32)
 def test_prompt_switched_in_mid_run(policy, tiny_wan, run, decisions, exact_run):
     """New conditioning after step 4: the next call of its branch is computed; it is one run."""
     other = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(9))
@@ -250,6 +258,7 @@ def test_two_pipelines_share_a_denoiser(policy, tiny_wan, run, fresh, second_wra
     assert torch.equal(run(two), run(tiny_wan()))
 
 
+@pytest.mark.peer_row(27)
 def test_shorter_timesteps(policy, tiny_wan, loop, decisions):
     """An image-to-image loop begins inside the schedule: twice the same, first step computed."""
     pipe = diffcache.wrap(tiny_wan(), policy)

@@ -174,6 +174,7 @@ def test_offload_put_on_after_ours_outlives_unwrap(policy, tiny_wan, run, plain)
     assert "diffcache" not in repr(pipe.transformer.__dict__.get("forward"))
 
 
+@pytest.mark.peer_row(30)
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_pipelines_of_one_class_do_not_interact(policy, tiny_wan, run, plain, decisions, order):
     """Two wrapped, one of them unwrapped, a third never wrapped and a fourth made late."""
