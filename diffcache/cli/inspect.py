@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    target: Annotated[str, typer.Argument(help="A pipeline folder, or a class of diffusers.")],
+    target: Annotated[
+        str, typer.Argument(help="A pipeline folder, a class of diffusers, or: demo.")
+    ],
     policy: Annotated[str, typer.Option(help="A policy's name or file.")] = "balanced",
     height: Annotated[int, typer.Option(min=8, help="Pixels.")] = 480,
     width: Annotated[int, typer.Option(min=8, help="Pixels.")] = 832,

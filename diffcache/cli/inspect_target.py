@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from ..features.base import near
+from . import demo_model_path
+from .loading import DEMO
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,12 @@ class Source:
 
 
 def find_sources(target: str) -> list[Source]:
-    """The denoisers of a pipeline folder, a model folder, or a diffusers class name.
+    """The denoisers of a pipeline folder, a model folder, a diffusers class name, or "demo".
 
     Raises:
         ValueError: there is no such folder or class, or nothing in it takes a timestep.
     """
-    folder = Path(target)
+    folder = demo_model_path() if target == DEMO else Path(target)
     if (folder / "model_index.json").is_file():
         found = _of_pipeline_folder(folder)
     elif (folder / "config.json").is_file():

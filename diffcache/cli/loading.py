@@ -10,7 +10,7 @@ from typing import Any
 
 from . import demo_model_path
 
-DEMO = "demo"
+DEMO, OFFLOAD = "demo", "offload"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 TOLD = 300  # characters of a foreign error that are handed on
@@ -24,7 +24,8 @@ def load_pipeline(source: str | Path, *, dtype: str = "auto", device: str = "aut
             of that name is "./demo"). A folder is read without the network.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 for the demo model and on the
             CPU, else bfloat16.
-        device: as torch names it; "auto" takes CUDA or MPS where there is one, else the CPU.
+        device: as torch names it; "auto" takes CUDA or MPS where there is one, else the CPU;
+            "offload" does too, and keeps there only the part that is at work.
 
     Raises:
         ValueError: unknown dtype or device, no such folder, not a pipeline, or the hub does not
@@ -48,6 +49,9 @@ def load_pipeline(source: str | Path, *, dtype: str = "auto", device: str = "aut
         except Exception as error:
             raise ValueError(_why(source, folder, error)) from error
     pipe.set_progress_bar_config(disable=True)
+    if device == OFFLOAD:
+        pipe.enable_model_cpu_offload(device=place)
+        return pipe
     return pipe.to(place)
 
 
@@ -138,7 +142,7 @@ def _known_class(name: Any, where: str) -> str:
 def _device(name: str) -> Any:
     import torch
 
-    if name == "auto":
+    if name in ("auto", OFFLOAD):
         mps = torch.backends.mps.is_available()
         name = "cuda" if torch.cuda.is_available() else "mps" if mps else "cpu"
     try:

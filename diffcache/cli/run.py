@@ -52,7 +52,7 @@ def run(
         str | None, typer.Option(help="unipc, euler, heun or dpm instead of the pipeline's own.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, offload.")] = "auto",
     as_json: JsonFlag = False,
 ) -> None:
     """Makes a clip (or an image) for each prompt and seed, and says what was computed and reused.
@@ -132,7 +132,8 @@ def _show(figures: dict[str, Any], task: "Task") -> None:
     from .run_text import cells, header, lead, notes
 
     rows = [[escape(cell) for cell in cells(figures, clip)] for clip in figures["clips"]]
-    show(table(lead(figures), header(figures), rows))
+    show(f"[bold]{escape(lead(figures))}[/]")
+    show(table("", header(figures), rows))
     for note in notes(figures):
         show(f"[yellow]Note:[/] {escape(note)}")
     if len(task.jobs) > 1:

@@ -49,12 +49,15 @@ def make_clip(
         start = time.perf_counter()
         try:
             output = pipe(prompt=prompt, generator=torch.Generator().manual_seed(seed), **arguments)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(
-                "out of memory: ask for fewer --frames, a smaller size, or --dtype bfloat16"
-            ) from error
         except ValueError as error:
             raise ValueError(f"{type(pipe).__name__} refuses: {error}") from error
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
+            raise ValueError(
+                "out of memory: ask for fewer --frames or a smaller size, or try --dtype bfloat16 "
+                "or --device offload"
+            ) from error
         _synchronise()
         total = time.perf_counter() - start
     return Made(frames=frames_of(output), seconds=steps.seconds, seconds_total=total)
@@ -86,6 +89,11 @@ def as_bytes(frames: Array) -> Array:
     if frames.dtype == np.uint8:
         return frames
     return (np.nan_to_num(frames, posinf=0.0, neginf=0.0).clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    named = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return named or "allocate memory" in str(error)  # what torch says on a CPU
 
 
 class Steps:

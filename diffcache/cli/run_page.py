@@ -23,6 +23,7 @@ video, img { display: block; max-width: 100%; image-rendering: auto; border-radi
 video, .clip img { width: min(100%, calc(var(--tiles) * 320px)); }
 .labels { display: grid; grid-template-columns: repeat(var(--tiles), 1fr);
   width: min(100%, calc(var(--tiles) * 320px)); margin: 0 0 6px; }
+td + td { white-space: nowrap; }
 h3 { font-size: 15px; margin: 22px 0 6px; }
 """
 
@@ -34,7 +35,8 @@ def run_page(figures: dict[str, Any], clips: Sequence[str]) -> str:
         "Speed-up is that of the denoising loop, total that of the whole call, against the "
         "uncached pipeline in the same run. PSNR and SSIM are against the uncached clip."
     )
-    values = {**figures["arguments"], **figures["environment"]}
+    values = {"source": figures["source"], "policy": figures["composition"]}
+    values |= {"scheduler": figures["scheduler"], **figures["arguments"], **figures["environment"]}
     where = "".join(
         f"<div><dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(str(value))}</dd></div>"
         for name, value in values.items()

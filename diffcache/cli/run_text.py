@@ -26,18 +26,18 @@ def lead(figures: dict[str, Any]) -> str:
 
 
 def header(figures: dict[str, Any]) -> list[str]:
-    names = ["file", "size", "computed", "loop s", "total s", "memory"]
-    return [*names, "speed-up", "total", "PSNR dB", "SSIM"] if figures["comparison"] else names
+    names = ["file", "computed", "loop s", "total s"]
+    more = ["speed-up", "total", "PSNR dB", "SSIM"] if figures["comparison"] else ["size", "memory"]
+    return names + more
 
 
 def cells(figures: dict[str, Any], clip: dict[str, Any]) -> list[str]:
     """One row of the table."""
-    sides = ("height", "width") if figures["fps"] is None else ("frames", "height", "width")
-    shape = " x ".join(str(clip[side]) for side in sides)
-    row = [Path(clip["path"]).name, shape, f"{clip['computed']:g} of {clip['steps']}"]
-    row += [f"{clip['seconds']:.2f}", f"{clip['seconds_total']:.2f}", size(clip["bytes_peak"])]
+    row = [Path(clip["path"]).name, f"{clip['computed']:g} of {clip['steps']}"]
+    row += [f"{clip['seconds']:.2f}", f"{clip['seconds_total']:.2f}"]
     if figures["comparison"] is None:
-        return row
+        sides = ("height", "width") if figures["fps"] is None else ("frames", "height", "width")
+        return [*row, " x ".join(str(clip[side]) for side in sides), size(clip["bytes_peak"])]
     psnr = "identical" if clip["identical"] else f"{clip['psnr']:.1f}"
     speeds = [f"{clip[name]:.2f}x" for name in ("speedup", "speedup_total")]
     return [*row, *speeds, psnr, f"{clip['ssim']:.4f}"]

@@ -39,6 +39,13 @@ def test_the_dtype_reaches_every_part(tiny_demo):
     assert {module.dtype for module in modules} == {torch.bfloat16}
 
 
+def test_offload_keeps_parts_off_the_device_until_called(tiny_demo):
+    """With "cpu" as the only device, what can be seen is that the parts' hooks are on."""
+    pipe = load_pipeline(tiny_demo, device="offload")
+    assert hasattr(pipe.transformer, "_hf_hook") and hasattr(pipe.vae, "_hf_hook")
+    assert not hasattr(load_pipeline(tiny_demo, device="cpu").transformer, "_hf_hook")
+
+
 def test_the_word_demo_is_the_packaged_model(tiny_demo, monkeypatch, tmp_path):
     monkeypatch.setattr("diffcache.cli.loading.demo_model_path", lambda: tiny_demo)
     monkeypatch.chdir(tmp_path)

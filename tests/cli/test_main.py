@@ -72,6 +72,16 @@ def test_an_error_nobody_foresaw_has_no_traceback_unless_asked_for(diffcache, mo
         main(["list"])
 
 
+def test_ctrl_c_has_the_status_that_shells_expect(diffcache, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("diffcache.registry.policies", interrupted)
+    ran = diffcache("list")
+    assert ran.code == 130
+    assert ran.err.strip() == "diffcache: stopped"
+
+
 def test_help_loads_nothing_heavy():
     script = (
         "import sys\n"
