@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ..denoiser import ATTRIBUTE
-from ..pipelines.denoisers import denoisers
 from .run_call import Call
 
 Array = np.ndarray[Any, Any]
@@ -106,6 +105,8 @@ class Steps:
     """
 
     def __init__(self, pipe: Any, progress: Progress) -> None:
+        from ..pipelines.denoisers import denoisers
+
         self.progress = progress
         self.denoisers = list(denoisers(pipe).values())
         self.done = self.total = self.computed = self.reused = 0
