@@ -13,7 +13,8 @@ from toys import TIMES, apart, lively, reused, rows, start
 import diffcache
 
 PRESETS = ["quality", "balanced", "fast"]
-POLICIES = [*PRESETS, "hold", "easycache", "first_block", "taylorseer"]
+POLICIES = ["hold", "easycache", "first_block", "taylorseer", "balanced"]
+POLICIES += [pytest.param(name, marks=pytest.mark.slow) for name in ("quality", "fast")]
 
 
 def picture(seed):
@@ -117,9 +118,10 @@ def test_control_keeps_its_effect(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_control_grows_with_its_strength(name):
     """conditioning_scale 0, 0.5 and 1: the distance from the clip without control grows as ever."""
-    plain = [run_vace(vace(), strength=s) for s in (0.0, 0.5, 1.0)]
+    strengths = (0.0, 0.5, 1.0)
+    plain = [run_vace(vace(), strength=strength) for strength in strengths]
     pipe = diffcache.wrap(vace(), name)
-    found = [run_vace(pipe, strength=s) for s in (0.0, 0.5, 1.0)]
+    found = [run_vace(pipe, strength=strength) for strength in strengths]
     for clips in (plain, found):
         assert 0 < apart(clips[1], clips[0]) < apart(clips[2], clips[0])
     for i in (1, 2):

@@ -37,12 +37,12 @@ def test_a_folder_shows_blocks_sites_and_the_contract(diffcache, tiny_demo):
     assert "blocks: 4 x WanTransformerBlock" in diffcache("inspect", tiny_demo, *SIZE).out
 
 
-@pytest.mark.peer_row(18)
 def test_the_word_demo_is_the_packaged_model(diffcache, tiny_demo, monkeypatch):
     monkeypatch.setattr("diffcache.cli.inspect_target.demo_model_path", lambda: tiny_demo)
     assert inspected(diffcache, "demo", "balanced") == inspected(diffcache, tiny_demo, "balanced")
 
 
+@pytest.mark.peer_row(18)
 @pytest.mark.filterwarnings("ignore::diffcache.errors.DiffcacheWarning")
 @pytest.mark.parametrize("policy", ["hold", "forecast", "easycache", "first_block", "taylorseer"])
 def test_the_bytes_are_those_that_a_run_holds(diffcache, tiny_demo, policy):
