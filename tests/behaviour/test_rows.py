@@ -15,6 +15,7 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 README = Path(__file__).with_name("README.md")
+MARK, END = "<!-- complaints -->", "<!-- end -->"
 # Row 24, a cache that outlives its node, belongs to the ComfyUI node's own tests.
 COMPLAINTS = {
     1: ("diffusers #12012", "no cache context, so the cache raised"),
@@ -82,13 +83,10 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-HEAD = """# Behaviour suite
-
-What users of other caches complained of in public, each as the right behaviour of ours. The tests
-are grouped by what a user does; `peer_row(n)` marks the complaint a test answers. This list is
-written by `python tests/behaviour/test_rows.py`, and `test_rows.py` fails where it is out of date.
-
-"""
+def readme() -> str:
+    """README.md with the table as it should be."""
+    before, _, rest = README.read_text(encoding="utf-8").partition(MARK)
+    return f"{before}{MARK}\n{table()}{END}{rest.partition(END)[2]}"
 
 
 @pytest.mark.parametrize("row", COMPLAINTS)
@@ -105,8 +103,8 @@ def test_no_mark_is_wrong():
 
 def test_the_list_is_up_to_date():
     """README.md is what this file writes."""
-    assert README.read_text(encoding="utf-8") == HEAD + table()
+    assert README.read_text(encoding="utf-8") == readme(), f"run `python {Path(__file__).name}`"
 
 
 if __name__ == "__main__":
-    README.write_text(HEAD + table(), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
