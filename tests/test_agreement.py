@@ -64,7 +64,7 @@ def test_the_group_of_a_spread_module(one_rank, monkeypatch, kind):
 
 def test_the_worst_counts(one_rank):
     """NaN is as bad as infinity; order is kept."""
-    ranks = Ranks(dist.group.WORLD)
+    ranks = Ranks([dist.group.WORLD])
     assert ranks.worst([1.0, math.nan, -2.0]) == [1.0, math.inf, -2.0]
     assert ranks.any(True) and not ranks.any(False)
 
@@ -73,7 +73,7 @@ def test_a_ranks_own_part(one_rank, monkeypatch):
     """Of a tensor split along one dimension; None where the shapes tell of no such split."""
     monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
     monkeypatch.setattr(dist, "get_rank", lambda group: 1)
-    ranks, whole = Ranks(dist.group.WORLD), torch.arange(24.0).reshape(1, 6, 4)
+    ranks, whole = Ranks([dist.group.WORLD]), torch.arange(24.0).reshape(1, 6, 4)
     assert torch.equal(ranks.part(whole, torch.Size((1, 3, 4))), whole[:, 3:])
     for shape in ((1, 6, 4), (1, 2, 4), (1, 3, 2), (6, 4)):
         assert ranks.part(whole, torch.Size(shape)) is None

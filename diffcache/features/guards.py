@@ -21,9 +21,9 @@ class Guards(Part):
         min_steps: runs shorter than this are computed in full; 0 forces caching on short runs.
         max_error: relative L1 error of the last checked prediction above which the next step is
             computed.
-        ranks: which processes compute as soon as one of them must: "auto" those over which
-            diffusers has spread the denoiser (context or tensor parallelism), "world" all (FSDP
-            and loops of one's own that shard), "alone" none, or a process group's `group_name`.
+        ranks: which processes compute as soon as one of them must: "auto" those over which the
+            denoiser is spread (diffusers' enable_parallelism, fully_shard), "world" all (where a
+            loop of one's own shards), "alone" none, or a process group's `group_name`.
     """
 
     warmup_steps: int = 1

@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from toys import COND, TIMES, TINY_WAN, Bare, fill_zeros, lively, rows, start
 
 import diffcache
@@ -158,7 +160,18 @@ SPREAD = {
     "hold block": {"site": "block"},
     "balanced": {},
 }
-CASES = (forced_apart, not_finite, orders, named, data_parallel, context_parallel)
+
+
+def sharded_weights(rank, group):
+    """FSDP over the blocks, each rank with a video of its own: gathering weights is collective."""
+    mesh = init_device_mesh("cpu", (2,))
+    module = Bare().requires_grad_(True)
+    for part in (*module.layers, module):
+        fully_shard(part, mesh=mesh)
+    return run(diffcache.wrap(module, policy("first_block")), rank)
+
+
+CASES = (forced_apart, not_finite, orders, named, data_parallel, sharded_weights, context_parallel)
 
 
 def main(rank: int, store: Path, result: Path) -> None:

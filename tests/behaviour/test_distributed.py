@@ -83,6 +83,15 @@ def test_ranks_that_work_on_different_videos_are_left_alone(ranks):
 
 
 @pytest.mark.peer_row(14)
+def test_ranks_that_share_weights_decide_together(ranks):
+    """FSDP: the videos differ, but each block that runs gathers its weights from all ranks."""
+    zero, one = (found["sharded_weights"] for found in ranks)
+    alone = [kinds(found["forced_apart"]["first_block stack"]["alone"]) for found in ranks]
+    assert kinds(zero) == kinds(one) and alone[0] != alone[1]
+    assert "another rank computes" in str((zero, one)) and "reuse" in kinds(zero)
+
+
+@pytest.mark.peer_row(14)
 def test_a_group_is_given_by_its_name(ranks):
     """`ranks=group.group_name`; a name that no group has is an error with the remedy."""
     zero, one = (found["named"] for found in ranks)
