@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from toys import lively
 
 import diffcache
 from diffcache.api import _states
@@ -51,16 +52,6 @@ def no_gradients():
     """As in a pipeline call: a forward that records gradients is never cached."""
     with torch.no_grad():
         yield
-
-
-def lively(name: str) -> diffcache.Policy:
-    """The registered policy with a short warm-up and a loose threshold: it skips on tiny models."""
-    policy = diffcache.get_policy(name)
-    settings = policy.settings()
-    loose: dict[str, Any] = {"warmup_steps": min(2, settings["warmup_steps"])}
-    if "threshold" in settings:
-        loose["threshold"] = 0.6
-    return policy.with_settings(**loose)
 
 
 def one_of_each(**same: Any) -> list[Any]:
