@@ -8,53 +8,13 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel, WanVACETransformer3DModel
 from torch import nn
-from toys import SITES, TIMES, equal, far, reused, rows, start
+from toys import SITES, TIMES, Base, Layer, OneStream, Own, equal, far, reused, rows, start
 
 import diffcache
 from diffcache.api import _states
 
 BLOCK_SITES = SITES[1:]
 COND = torch.full((1, 1, 6), 0.3)
-
-
-class Layer(nn.Module):
-    """tanh(W h) / 2."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return torch.tanh(self.linear(x)) / 2
-
-
-class Base(nn.Module):
-    """Seeded, frozen, with a list of blocks of one class."""
-
-    block = Layer
-
-    def __init__(self, depth=4):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(self.block() for _ in range(depth))
-        self.requires_grad_(False)
-
-
-class OneStream(Layer):
-    def forward(self, x, cond):
-        return x + super().forward(x + cond)
-
-
-class Own(Base):
-    """Called (x, t, cond), as many research models are."""
-
-    block = OneStream
-
-    def forward(self, x, t, cond):
-        x = x + t / 1000
-        for block in self.blocks:
-            x = block(x, cond)
-        return x
 
 
 class TwoStream(Layer):

@@ -57,6 +57,47 @@ class Bare(nn.Module):
         return x if control is None else x + control
 
 
+class Layer(nn.Module):
+    """tanh(W h) / 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x)) / 2
+
+
+class Base(nn.Module):
+    """Seeded, frozen, with a list of blocks of one class."""
+
+    block = Layer
+
+    def __init__(self, depth=4):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.blocks = nn.ModuleList(self.block() for _ in range(depth))
+        self.requires_grad_(False)
+
+
+class OneStream(Layer):
+    def forward(self, x, cond):
+        return x + super().forward(x + cond)
+
+
+class Own(Base):
+    """Called (x, t, cond), as many research models are."""
+
+    block = OneStream
+
+    def forward(self, x, t, cond):
+        x = x + t / 1000
+        for block in self.blocks:
+            x = block(x, cond)
+        return x
+
+
 def start(*shape: int, seed: int = 0) -> torch.Tensor:
     """Seeded noise."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
