@@ -13,7 +13,7 @@ from torch import nn
 
 from .denoiser import ATTRIBUTE, Denoiser, refuse_double
 from .errors import DiffcacheError, DiffcacheWarning
-from .hooks import InstancePatch
+from .hooks import CallHook, InstancePatch
 from .policy import Policy
 from .records import Report
 from .registry import get_policy
@@ -23,6 +23,7 @@ COVERED = (
     "a denoiser was put under torch.compile after wrap, so nothing is cached: wrap again "
     "(or use denoiser.compile(), which needs no second wrap)"
 )
+EXCHANGED = "{} was exchanged after wrap, so nothing of it is cached: wrap the pipeline again"
 PIPELINE_ATTRIBUTE = "_diffcache_pipeline"
 
 
@@ -66,10 +67,10 @@ def unwrap(target: Any) -> Any:
         state = _state(module)
         if state is not None:
             state.remove()
-    patch = getattr(target, "__dict__", {}).get(PIPELINE_ATTRIBUTE)
-    if patch is not None:
-        patch.remove()
-        del target.__dict__[PIPELINE_ATTRIBUTE]
+    watched = getattr(target, "__dict__", {}).get(PIPELINE_ATTRIBUTE)
+    if watched is not None:
+        watched.patch.remove()
+    getattr(target, "__dict__", {}).pop(PIPELINE_ATTRIBUTE, None)
     return target
 
 
@@ -262,23 +263,53 @@ def _watch(pipeline: Any, states: list[Denoiser]) -> None:
 
     for state in states:
         state.clock.watch(pipeline, served_timesteps(pipeline, state.name))
-    if PIPELINE_ATTRIBUTE in pipeline.__dict__ or not hasattr(pipeline, "maybe_free_model_hooks"):
+    if not hasattr(pipeline, "maybe_free_model_hooks"):
         return
-    reference: Callable[[], Any] = weakref.ref(pipeline)
-    above = pipeline.__dict__.get("maybe_free_model_hooks")
-    method = type(pipeline).maybe_free_model_hooks
+    if pipeline.__dict__.get(PIPELINE_ATTRIBUTE) is None:
+        pipeline.__dict__[PIPELINE_ATTRIBUTE] = Watched(_patch_end_of_run(pipeline))
+    for state in states:
+        seen = (weakref.ref(state.module), state.strict)
+        pipeline.__dict__[PIPELINE_ATTRIBUTE].modules[state.name] = seen
 
-    def maybe_free_model_hooks() -> Any:
+
+class Watched:
+    """What stands on a wrapped pipeline: a patch, and by name what was wrapped, and how strictly.
+
+    Copies and pickles of the pipeline are not wrapped.
+    """
+
+    def __init__(self, patch: InstancePatch) -> None:
+        self.patch = patch
+        self.modules: dict[str, tuple[Callable[[], Any], bool]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def complain(self, pipeline: Any) -> None:
+        """Says that another module stands where one was wrapped: raises with strict, else warns."""
+        for name, (wrapped, strict) in self.modules.items():
+            module = getattr(pipeline, name, None)
+            if module is None or module is wrapped() or _state(module) or _covered(module):
+                continue
+            if strict:
+                raise DiffcacheError(EXCHANGED.format(name))
+            warnings.warn(EXCHANGED.format(name), DiffcacheWarning, stacklevel=5)
+
+
+def _patch_end_of_run(pipeline: Any) -> InstancePatch:
+    reference: Callable[[], Any] = weakref.ref(pipeline)
+
+    def end(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         owner = reference()
         try:
             _end_of_run(owner)
         finally:
-            result = above() if above is not None else method(owner)
+            result = original(*args, **kwargs)
             _reinstall(owner)
         return result
 
-    patch = InstancePatch(pipeline, "maybe_free_model_hooks", maybe_free_model_hooks)
-    pipeline.__dict__[PIPELINE_ATTRIBUTE] = patch
+    hook = CallHook(pipeline.maybe_free_model_hooks, end)
+    return InstancePatch(pipeline, "maybe_free_model_hooks", hook)
 
 
 def _reinstall(pipeline: Any) -> None:
@@ -297,6 +328,9 @@ def _end_of_run(pipeline: Any) -> None:
             _complain(state)
         elif _covered(module) is not None:
             warnings.warn(COVERED, DiffcacheWarning, stacklevel=4)
+    watched = pipeline.__dict__.get(PIPELINE_ATTRIBUTE)
+    if watched is not None:
+        watched.complain(pipeline)
 
 
 def _complain(state: Denoiser, raising_only: bool = False) -> None:

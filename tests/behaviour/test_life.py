@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
 from diffusers import WanTransformer3DModel
-from toys import SITES, apart, lively, reused
+from tiny_pipelines import embeddings, two_experts
+from toys import SITES, apart, lively, reused, rows
 
 import diffcache
 
@@ -109,3 +112,49 @@ def test_another_scheduler_between_two_runs(name, tiny_wan, run_tiny):
     fresh.scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     assert torch.equal(run_tiny(pipe), run_tiny(diffcache.wrap(fresh, lively(name))))
     assert reused(pipe) > 0
+
+
+@pytest.mark.peer_row(6)
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exchanged_transformer_is_not_silently_plain(strict, tiny_wan, run_tiny):
+    """pipe.transformer = another one, after wrap: said after the run, with what to do."""
+    pipe, other = diffcache.wrap(tiny_wan(), "hold", strict=strict), tiny_wan(seed=1)
+    pipe.transformer = other.transformer
+    kind = pytest.raises(diffcache.DiffcacheError) if strict else nullcontext()
+    with warnings.catch_warnings(record=True) as said, kind as raised:
+        warnings.simplefilter("always")
+        run_tiny(pipe)
+    text = str(raised.value) if strict else " ".join(str(warning.message) for warning in said)
+    assert "transformer was exchanged" in text and "wrap the pipeline again" in text
+    with pytest.raises(ValueError, match="not wrapped"):
+        diffcache.report(pipe)
+    diffcache.wrap(pipe, "hold", strict=strict)
+    expected = run_tiny(diffcache.wrap(tiny_wan(seed=1), "hold"))
+    assert torch.equal(run_tiny(pipe), expected) and reused(pipe) > 0
+
+
+def test_one_expert_unwrapped_by_itself_is_no_mistake(recwarn):
+    """unwrap(pipe.transformer_2): the pipeline goes on with one expert cached, and says nothing."""
+    pipe = diffcache.wrap(two_experts(), "hold")
+    diffcache.unwrap(pipe.transformer_2)
+    pipe(
+        height=64,
+        width=64,
+        num_frames=5,
+        num_inference_steps=24,
+        output_type="latent",
+        generator=torch.Generator().manual_seed(0),
+        **embeddings(),
+    )
+    assert {row.module for row in rows(pipe)} == {"transformer"} and reused(pipe) > 0
+    assert not [w for w in recwarn if w.category is diffcache.DiffcacheWarning]
+
+
+def test_a_copied_pipeline_is_not_wrapped(tiny_wan, run_tiny):
+    """deepcopy of the whole pipeline: the copy is plain, wraps by itself, and both go on."""
+    pipe = diffcache.wrap(tiny_wan(), "hold")
+    expected = run_tiny(pipe)
+    copied = copy.deepcopy(pipe)
+    assert torch.equal(run_tiny(copied), run_tiny(tiny_wan()))
+    assert torch.equal(run_tiny(diffcache.wrap(copied, "hold")), expected)
+    assert torch.equal(run_tiny(pipe), expected)
