@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_pipelines import batched_guidance, embeddings
-from toys import COND, SITES, TIMES, UNCOND, Bare, apart, drive, equal, latents, reused, rows
+from PIL import Image
+from tiny_pipelines import batched_guidance, embeddings, video_to_video
+from toys import COND, SITES, TIMES, UNCOND, Bare, apart, drive, equal, far, latents, reused, rows
 
 import diffcache
 
@@ -252,3 +253,49 @@ def test_guidance_on_and_off_from_request_to_request():
     for guidance in (3.0, 1.0, 3.0):
         expected = run_ltx(diffcache.wrap(batched_guidance(), "hold"), guidance)
         assert torch.equal(run_ltx(pipe, guidance), expected) and reused(pipe) > 0
+
+
+@pytest.mark.peer_row(1)
+@pytest.mark.parametrize("site", SITES)
+def test_passes_that_cannot_be_told_apart(site):
+    """Prompt and negative prompt are equal and nobody names them: one branch, and no mistake."""
+
+    def passes(step):
+        return [{"cond": COND}, {"cond": COND.clone()}]
+
+    module, plain = diffcache.wrap(Bare(), "hold", site=site), drive(Bare(), passes)
+    found = drive(module, passes)
+    assert len({row.branch for row in rows(module)}) == 1
+    assert max(far(ours, true) for ours, true in zip(found, plain, strict=True)) < 0.2
+    assert equal(drive(module, passes), found)
+    diffcache.wrap(module, "hold", site=site, fraction=1.0)
+    assert equal(drive(module, passes), plain)
+
+
+@pytest.mark.peer_row(1)
+@pytest.mark.parametrize("name", ["hold", "taylorseer", "balanced"])
+def test_equal_prompts_in_a_pipeline_that_names_nothing(name):
+    """The same in a stock pipeline without cache contexts: in doubt all is computed, and said."""
+    same = embeddings()["prompt_embeds"]
+
+    def run(pipe):
+        return pipe(
+            video=[Image.new("RGB", (64, 64), (40 * i, 90, 200)) for i in range(5)],
+            height=64,
+            width=64,
+            num_inference_steps=12,
+            strength=1.0,
+            guidance_scale=3.0,
+            prompt_embeds=same,
+            negative_prompt_embeds=same.clone(),
+            generator=torch.Generator().manual_seed(0),
+            output_type="latent",
+        ).frames
+
+    plain, pipe = run(video_to_video()), diffcache.wrap(video_to_video(), name)
+    found = run(pipe)
+    if reused(pipe):
+        assert apart(found, plain) < 0.2
+    else:
+        assert torch.equal(found, plain)
+        assert "nothing was skipped" in str(diffcache.report(pipe))
