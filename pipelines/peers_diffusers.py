@@ -1,0 +1,252 @@
+"""The caches that diffusers ships as hooks: one function per method gives its grid of settings."""
+
+from __future__ import annotations
+
+import ast
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from diffcache.errors import DiffcacheError
+
+from .denoisers import denoisers
+from .peers import Peer
+from .peers_restore import restored
+
+Config = Callable[[Any], Any]  # what makes a fresh config for a pipeline, as some hold a callback
+
+# TaylorSeerCacheConfig's default patterns match no module of Wan; these name what the method's
+# authors forecast: the output of each attention and of each feed-forward part.
+PARTS = [r".*\.(attn\d?|ffn?)"]
+FASTER_CACHE = (
+    "reads both guidance passes from one batch, which no pipeline with named passes gives it "
+    "(IndexError in its first call on Wan)"
+)
+
+
+def peers(pipe: Any, num_steps: int) -> tuple[list[Peer], dict[str, str]]:
+    """The peers of diffusers that hook this pipeline, and why the others do not."""
+    found: list[Peer] = []
+    missing = {"diffusers FasterCache": FASTER_CACHE}
+    for grid in (first_block, taylorseer, taylorseer_lite, mag_cache, sea_cache, attention):
+        try:
+            family = grid(pipe, num_steps)
+        except ImportError as error:
+            missing[f"diffusers {grid.__name__}"] = f"this diffusers has none ({error})"
+            continue
+        reason = why_not(pipe, family[0])
+        if reason is None:
+            found += family
+        else:
+            missing[family[0].family] = reason
+    return found, missing
+
+
+def why_not(pipe: Any, peer: Peer) -> str | None:
+    """The reason why a peer cannot be put on this pipeline, found by trying; else None."""
+    if peer.prepare is not None:  # it needs a run first; all such find the same blocks as others
+        return None
+    try:
+        with peer.apply(pipe):
+            return None
+    except Exception as error:
+        return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_block(pipe: Any, num_steps: int) -> list[Peer]:
+    """FirstBlockCache: skips all but the first block while its residual changes little."""
+    from diffusers.hooks import FirstBlockCacheConfig
+
+    return [
+        _peer(
+            "FirstBlockCache",
+            f"threshold={threshold}",
+            lambda _, threshold=threshold: FirstBlockCacheConfig(threshold=threshold),
+            block_gating=True,
+        )
+        for threshold in (0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
+    ]
+
+
+def taylorseer(pipe: Any, num_steps: int) -> list[Peer]:
+    """TaylorSeer on the parts of each block, with factors in the model's own precision."""
+    from diffusers.hooks import TaylorSeerCacheConfig
+
+    return [
+        _peer(
+            "TaylorSeer",
+            f"interval={interval} order={order}",
+            lambda pipe, interval=interval, order=order: TaylorSeerCacheConfig(
+                cache_interval=interval,
+                max_order=order,
+                taylor_factors_dtype=_dtype(pipe),
+                cache_identifiers=PARTS,
+            ),
+        )
+        for interval, order in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (6, 2))
+    ]
+
+
+def taylorseer_lite(pipe: Any, num_steps: int) -> list[Peer]:
+    """TaylorSeer in lite mode: forecasts the last projection, and replaces the blocks by zeros."""
+    from diffusers.hooks import TaylorSeerCacheConfig
+
+    return [
+        _peer(
+            "TaylorSeer lite",
+            f"interval={interval} order={order}",
+            lambda pipe, interval=interval, order=order: TaylorSeerCacheConfig(
+                cache_interval=interval,
+                max_order=order,
+                taylor_factors_dtype=_dtype(pipe),
+                use_lite_mode=True,
+            ),
+        )
+        for interval, order in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (6, 2))
+    ]
+
+
+def sea_cache(pipe: Any, num_steps: int) -> list[Peer]:
+    """SeaCache: gates by the filtered spectrum of the latents; holds or extrapolates residuals."""
+    from diffusers.hooks import SeaCacheConfig
+
+    grid = ((0.1, 1, 2), (0.2, 1, 2), (0.4, 1, 2), (0.4, 1, 4), (0.8, 1, 6), (0.2, 0, 2))
+    return [
+        _peer(
+            "SeaCache",
+            f"threshold={threshold} order={order} in_a_row={in_a_row}",
+            lambda _, threshold=threshold, order=order, in_a_row=in_a_row: SeaCacheConfig(
+                threshold=threshold, residual_order=order, max_consecutive_cached=in_a_row
+            ),
+        )
+        for threshold, order, in_a_row in grid
+    ]
+
+
+def attention(pipe: Any, num_steps: int) -> list[Peer]:
+    """Pyramid Attention Broadcast: one state for both guidance passes, so they mix on Wan."""
+    from diffusers.hooks import PyramidAttentionBroadcastConfig
+
+    return [
+        _peer(
+            "PyramidAttentionBroadcast",
+            f"self={every} cross={cross}",
+            lambda pipe, every=every, cross=cross: PyramidAttentionBroadcastConfig(
+                spatial_attention_block_skip_range=every,
+                cross_attention_block_skip_range=cross,
+                current_timestep_callback=lambda: pipe.current_timestep,
+            ),
+        )
+        for every, cross in ((2, 2), (2, 4), (3, 3), (4, 4), (6, 6))
+    ]
+
+
+def mag_cache(pipe: Any, num_steps: int) -> list[Peer]:
+    """MagCache, with the curve that its own calibration measures on the first clip."""
+    from diffusers.hooks import MagCacheConfig
+
+    curve = Curve(num_steps)
+    grid = ((0.03, 2, 0.2), (0.06, 3, 0.2), (0.12, 4, 0.2), (0.24, 6, 0.1), (0.5, 8, 0.1))
+    return [
+        _peer(
+            "MagCache",
+            f"threshold={threshold} in_a_row={in_a_row} warm_up={warm_up}",
+            lambda _, threshold=threshold, in_a_row=in_a_row, warm_up=warm_up: MagCacheConfig(
+                threshold=threshold,
+                max_skip_steps=in_a_row,
+                retention_ratio=warm_up,
+                num_inference_steps=num_steps,
+                mag_ratios=curve.ratios(),
+            ),
+            prepare=curve.measure,
+        )
+        for threshold, in_a_row, warm_up in grid
+    ]
+
+
+class Curve:
+    """MagCache's ratios over `num_steps` steps, measured once for all its settings."""
+
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self.measured: list[float] | None = None
+
+    def measure(self, pipe: Any, run: Callable[[], Any]) -> None:
+        """Makes a clip with `run` in calibration mode, unless one was made before.
+
+        diffusers prints one list per guidance pass, without a name, and takes one: the first that
+        was printed is kept, which is that of the conditional pass.
+
+        Raises:
+            DiffcacheError: nothing was printed, so the run had fewer steps than promised.
+        """
+        if self.measured is not None:
+            return
+        from diffusers.hooks import MagCacheConfig
+
+        config = MagCacheConfig(calibrate=True, num_inference_steps=self.num_steps)
+        printed = io.StringIO()
+        with hooked(pipe, lambda _: config), redirect_stdout(printed):
+            run()
+        lists = [line for line in printed.getvalue().splitlines() if line.startswith("[1")]
+        if not lists:
+            raise DiffcacheError(
+                f"MagCache printed no curve: its clip must have all {self.num_steps} steps"
+            )
+        self.measured = ast.literal_eval(lists[0])
+
+    def ratios(self) -> list[float]:
+        """The curve; DiffcacheError before `measure`."""
+        if self.measured is None:
+            raise DiffcacheError("MagCache has no curve yet: call the peer's prepare(pipe, run)")
+        return list(self.measured)
+
+
+@contextmanager
+def hooked(pipe: Any, config: Config) -> Iterator[None]:
+    """`pipe` with a diffusers cache on each denoiser, put back exactly afterwards.
+
+    Raises:
+        DiffcacheError: a denoiser takes no such cache, or the cache found nothing to hook.
+    """
+    with restored(pipe), ExitStack() as disable:
+        for name, denoiser in denoisers(pipe).items():
+            if not hasattr(denoiser, "enable_cache"):
+                raise DiffcacheError(f"{name} ({type(denoiser).__name__}) has no enable_cache")
+            denoiser.enable_cache(config(pipe))
+            disable.callback(denoiser.disable_cache)
+            if not _hooks(denoiser):
+                raise DiffcacheError(f"hooks nothing in {name} ({type(denoiser).__name__})")
+        yield
+
+
+def _hooks(denoiser: nn.Module) -> bool:
+    """Whether any module, below it or itself, has a diffusers hook."""
+    registries = (vars(module).get("_diffusers_hook") for module in denoiser.modules())
+    return any(registry is not None and registry.hooks for registry in registries)
+
+
+def _dtype(pipe: Any) -> Any:
+    return next(iter(denoisers(pipe).values())).dtype
+
+
+def _peer(
+    method: str,
+    setting: str,
+    config: Config,
+    *,
+    block_gating: bool = False,
+    prepare: Callable[[Any, Callable[[], Any]], None] | None = None,
+) -> Peer:
+    apply: Callable[[Any], AbstractContextManager[None]] = partial(hooked, config=config)
+    return Peer(
+        family=f"diffusers {method}",
+        setting=setting,
+        block_gating=block_gating,
+        apply=apply,
+        prepare=prepare,
+    )
