@@ -274,8 +274,13 @@ def refuse_double(name: str, module: nn.Module) -> None:
     """Two caches at work would each spoil what the other keeps.
 
     Raises:
-        ValueError: diffusers caches this module, or something in it.
+        ValueError: diffusers or cache-dit caches this module, or something in it.
     """
+    if module.__dict__.get("_is_cached"):
+        raise ValueError(
+            f"cache-dit already caches {name}: call cache_dit.disable_cache on the pipeline "
+            "before diffcache.wrap"
+        )
     hook = foreign_cache(module)
     if hook is None and not getattr(module, "is_cache_enabled", False):
         return

@@ -100,3 +100,18 @@ def test_switching_one_pipeline_off_leaves_all_others_alone(tiny_wan, run_tiny):
     del two
     gc.collect()
     assert reference() is None
+
+
+@pytest.mark.parametrize("first", ["wrap", "cache-dit"])
+def test_cache_dit_at_the_same_time_is_refused(first, tiny_wan, run_tiny):
+    """cache-dit marks what it caches: at wrap, or at the next run's start, an error says so."""
+    pipe = tiny_wan()
+    if first == "wrap":
+        diffcache.wrap(pipe, "hold")
+        run_tiny(pipe)
+    pipe.transformer._is_cached = True
+    with pytest.raises(ValueError, match=r"cache_dit\.disable_cache"):
+        run_tiny(pipe) if first == "wrap" else diffcache.wrap(pipe, "hold")
+    del pipe.transformer._is_cached
+    diffcache.wrap(pipe, "hold")
+    assert torch.equal(run_tiny(pipe), run_tiny(diffcache.wrap(tiny_wan(), "hold")))
