@@ -22,17 +22,18 @@ Config = Callable[[Any], Any]  # what makes a fresh config for a pipeline, as so
 # TaylorSeerCacheConfig's default patterns match no module of Wan; these name what the method's
 # authors forecast: the output of each attention and of each feed-forward part.
 PARTS = [r".*\.(attn\d?|ffn?)"]
-FASTER_CACHE = (
-    "reads both guidance passes from one batch, which no pipeline with named passes gives it "
-    "(IndexError in its first call on Wan)"
+WHOLE_FASTER_CACHE = (
+    "its part on guidance reads both passes from one batch (IndexError where they are two calls, "
+    "as on Wan); its attention part is listed"
 )
+MIDDLE, NEARLY_ALL = (100, 800), (50, 950)  # timesteps; the first is diffusers' default
 
 
 def peers(pipe: Any, num_steps: int) -> tuple[list[Peer], dict[str, str]]:
     """The peers of diffusers that hook this pipeline, and why the others do not."""
     found: list[Peer] = []
-    missing = {"diffusers FasterCache": FASTER_CACHE}
-    for grid in (first_block, taylorseer, taylorseer_lite, mag_cache, sea_cache, attention):
+    missing = {"diffusers FasterCache": WHOLE_FASTER_CACHE}
+    for grid in GRIDS:
         try:
             family = grid(pipe, num_steps)
         except ImportError as error:
@@ -127,21 +128,44 @@ def sea_cache(pipe: Any, num_steps: int) -> list[Peer]:
     ]
 
 
-def attention(pipe: Any, num_steps: int) -> list[Peer]:
+def broadcast(pipe: Any, num_steps: int) -> list[Peer]:
     """Pyramid Attention Broadcast: one state for both guidance passes, so they mix on Wan."""
     from diffusers.hooks import PyramidAttentionBroadcastConfig
 
+    grid = ((2, 2, MIDDLE), (4, 6, MIDDLE), (2, 2, NEARLY_ALL), (4, 6, NEARLY_ALL))
     return [
         _peer(
             "PyramidAttentionBroadcast",
-            f"self={every} cross={cross}",
-            lambda pipe, every=every, cross=cross: PyramidAttentionBroadcastConfig(
+            f"self={every} cross={cross} timesteps={span[0]}-{span[1]}",
+            lambda pipe, every=every, cross=cross, span=span: PyramidAttentionBroadcastConfig(
                 spatial_attention_block_skip_range=every,
                 cross_attention_block_skip_range=cross,
+                spatial_attention_timestep_skip_range=span,
+                cross_attention_timestep_skip_range=span,
                 current_timestep_callback=lambda: pipe.current_timestep,
             ),
         )
-        for every, cross in ((2, 2), (2, 4), (3, 3), (4, 4), (6, 6))
+        for every, cross, span in grid
+    ]
+
+
+def faster_cache_attention(pipe: Any, num_steps: int) -> list[Peer]:
+    """FasterCache without its part on guidance: attention extrapolated from two computed calls."""
+    from diffusers.hooks import FasterCacheConfig
+
+    return [
+        _peer(
+            "FasterCache attention",
+            f"every={every} timesteps<{below}",
+            lambda pipe, every=every, below=below: FasterCacheConfig(
+                spatial_attention_block_skip_range=every,
+                spatial_attention_timestep_skip_range=(-1, below),
+                current_timestep_callback=lambda: pipe.current_timestep,
+                attention_weight_callback=lambda _: 0.3,
+                is_guidance_distilled=True,
+            ),
+        )
+        for every, below in ((2, 681), (3, 681), (2, 900), (4, 900))
     ]
 
 
@@ -166,6 +190,17 @@ def mag_cache(pipe: Any, num_steps: int) -> list[Peer]:
         )
         for threshold, in_a_row, warm_up in grid
     ]
+
+
+GRIDS = (
+    first_block,
+    taylorseer,
+    taylorseer_lite,
+    mag_cache,
+    sea_cache,
+    broadcast,
+    faster_cache_attention,
+)
 
 
 class Curve:
