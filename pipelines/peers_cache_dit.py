@@ -80,9 +80,9 @@ def _plain_grid(blocks: int, warm_up: int) -> list[Setting]:
 
 def _forecast_grid(warm_up: int) -> list[Setting]:
     """One block in front; a forecast bears larger thresholds, but not long rows."""
-    grid = ((0.08, -1), (0.12, 2), (0.2, 3), (0.3, 4), (0.5, 5), (1.0, 6))
+    grid = ((0.12, 2), (0.2, 3), (0.3, 4), (0.5, 5), (0.99, 7), (0.99, 10))
     return [
-        Setting(front=1, threshold=min(threshold, 0.99), warm_up=warm_up, in_a_row=in_a_row)
+        Setting(front=1, threshold=threshold, warm_up=warm_up, in_a_row=in_a_row)
         for threshold, in_a_row in grid
     ]
 

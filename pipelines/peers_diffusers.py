@@ -49,10 +49,9 @@ def peers(pipe: Any, num_steps: int) -> tuple[list[Peer], dict[str, str]]:
 
 def why_not(pipe: Any, peer: Peer) -> str | None:
     """The reason why a peer cannot be put on this pipeline, found by trying; else None."""
-    if peer.prepare is not None:  # it needs a run first; all such find the same blocks as others
-        return None
+    trial = peer.apply if peer.prepare is None else Curve(1).calibrating
     try:
-        with peer.apply(pipe):
+        with trial(pipe):
             return None
     except Exception as error:
         return " ".join(str(error).split()) or type(error).__name__
@@ -88,7 +87,7 @@ def taylorseer(pipe: Any, num_steps: int) -> list[Peer]:
                 cache_identifiers=PARTS,
             ),
         )
-        for interval, order in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (6, 2))
+        for interval, order in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (8, 2))
     ]
 
 
@@ -107,7 +106,7 @@ def taylorseer_lite(pipe: Any, num_steps: int) -> list[Peer]:
                 use_lite_mode=True,
             ),
         )
-        for interval, order in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2), (6, 2))
+        for interval, order in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (8, 2))
     ]
 
 
@@ -115,7 +114,7 @@ def sea_cache(pipe: Any, num_steps: int) -> list[Peer]:
     """SeaCache: gates by the filtered spectrum of the latents; holds or extrapolates residuals."""
     from diffusers.hooks import SeaCacheConfig
 
-    grid = ((0.1, 1, 2), (0.2, 1, 2), (0.4, 1, 2), (0.4, 1, 4), (0.8, 1, 6), (0.2, 0, 2))
+    grid = ((0.1, 1, 2), (0.4, 1, 2), (0.4, 1, 4), (0.8, 1, 6), (1.2, 1, 9), (0.8, 0, 6))
     return [
         _peer(
             "SeaCache",
@@ -150,7 +149,10 @@ def broadcast(pipe: Any, num_steps: int) -> list[Peer]:
 
 
 def faster_cache_attention(pipe: Any, num_steps: int) -> list[Peer]:
-    """FasterCache without its part on guidance: attention extrapolated from two computed calls."""
+    """FasterCache without its part on guidance: attention extrapolated from two computed calls.
+
+    It takes the two passes for two steps, as PyramidAttentionBroadcast does.
+    """
     from diffusers.hooks import FasterCacheConfig
 
     return [
@@ -174,7 +176,14 @@ def mag_cache(pipe: Any, num_steps: int) -> list[Peer]:
     from diffusers.hooks import MagCacheConfig
 
     curve = Curve(num_steps)
-    grid = ((0.03, 2, 0.2), (0.06, 3, 0.2), (0.12, 4, 0.2), (0.24, 6, 0.1), (0.5, 8, 0.1))
+    grid = (
+        (0.03, 2, 0.2),
+        (0.06, 3, 0.2),
+        (0.12, 4, 0.2),
+        (0.25, 6, 0.1),
+        (0.5, 8, 0.1),
+        (1, 10, 0.06),
+    )
     return [
         _peer(
             "MagCache",
@@ -221,11 +230,8 @@ class Curve:
         """
         if self.measured is not None:
             return
-        from diffusers.hooks import MagCacheConfig
-
-        config = MagCacheConfig(calibrate=True, num_inference_steps=self.num_steps)
         printed = io.StringIO()
-        with hooked(pipe, lambda _: config), redirect_stdout(printed):
+        with self.calibrating(pipe), redirect_stdout(printed):
             run()
         lists = [line for line in printed.getvalue().splitlines() if line.startswith("[1")]
         if not lists:
@@ -233,6 +239,13 @@ class Curve:
                 f"MagCache printed no curve: its clip must have all {self.num_steps} steps"
             )
         self.measured = ast.literal_eval(lists[0])
+
+    def calibrating(self, pipe: Any) -> AbstractContextManager[None]:
+        """`pipe` in MagCache's calibration mode, in which nothing is skipped."""
+        from diffusers.hooks import MagCacheConfig
+
+        steps = self.num_steps
+        return hooked(pipe, lambda _: MagCacheConfig(calibrate=True, num_inference_steps=steps))
 
     def ratios(self) -> list[float]:
         """The curve; DiffcacheError before `measure`."""
@@ -248,8 +261,11 @@ def hooked(pipe: Any, config: Config) -> Iterator[None]:
     Raises:
         DiffcacheError: a denoiser takes no such cache, or the cache found nothing to hook.
     """
+    found = denoisers(pipe)
+    if not found:
+        raise DiffcacheError(f"{type(pipe).__name__} has no denoiser")
     with restored(pipe), ExitStack() as disable:
-        for name, denoiser in denoisers(pipe).items():
+        for name, denoiser in found.items():
             if not hasattr(denoiser, "enable_cache"):
                 raise DiffcacheError(f"{name} ({type(denoiser).__name__}) has no enable_cache")
             denoiser.enable_cache(config(pipe))
