@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .features import gates, guards, metrics, predictors, probes, sites, store  # noqa: F401 (registers)
+from .features import gates, guards, masks, metrics, predictors, probes, sites, store  # noqa: F401 (registers)
 from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, near
 from .features.guards import Guards
 from .features.sites import Site

@@ -49,7 +49,7 @@ class Stack(Site):
         if self.front + self.back >= num_blocks:
             raise ValueError(
                 f"front + back must be below the number of blocks ({num_blocks}), "
-                f"got {self.front + self.back}"
+                f"got {self.front + self.back}: give fewer, as in front=1, back=0"
             )
         return range(self.front, num_blocks - self.back)
 

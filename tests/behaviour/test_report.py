@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_pipelines import embeddings, two_experts
 from torch import nn
-from toys import COND, Bare, drive, reused, rows
+from toys import COND, Bare, drive, fitting, reused, rows
 
 import diffcache
 
@@ -72,7 +72,7 @@ def test_counters_follow_a_reference_automaton(warmup, interval):
 @pytest.mark.parametrize("name", diffcache.policies())
 def test_default_settings_take_hold_of_something(name, tiny_wan, run_tiny):
     """Out of the box every policy hooks what it names, and skips steps of 50 or says why not."""
-    pipe = diffcache.wrap(tiny_wan(), name)
+    pipe = diffcache.wrap(tiny_wan(), fitting(name))
     hooked = diffcache.report(pipe).summary["modules"]["transformer"]["hooked"]
     assert hooked == (3 if diffcache.get_policy(name).site.blocks else 1)
     run_tiny(pipe, steps=50, guidance=1.0)

@@ -3,87 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from toy_loop import ToyModel, ToyPipe, mean, noise, sigmas, skipped
+from toys import fitting
 
 import diffcache
-
-SHIFT = 3.0
-
-
-class ToyBlock(nn.Module):
-    """h + tanh(W h) / 2, a little more at some noise levels."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, hidden_states, time):
-        return hidden_states + 0.5 * torch.tanh(self.linear(hidden_states) + 0.3 * time)
-
-
-class ToyModel(nn.Module):
-    """Four blocks on [batch, tokens, width]."""
-
-    def __init__(self, seed=0, width=6, depth=4):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.blocks = nn.ModuleList(ToyBlock(width) for _ in range(depth))
-        self.head = nn.Linear(width, width)
-        self.requires_grad_(False)
-
-    def forward(self, hidden_states, timestep):
-        time = timestep / 1000
-        for block in self.blocks:
-            hidden_states = block(hidden_states, time)
-        return self.head(hidden_states)
-
-
-class ToyPipe:
-    """As much of a diffusers pipeline as wrap asks for, and an Euler loop."""
-
-    def __init__(self, seed=0):
-        self.transformer = ToyModel(seed)
-        self.scheduler = SimpleNamespace(timesteps=None, sigmas=None)
-
-    @property
-    def components(self):
-        return {"transformer": self.transformer, "scheduler": self.scheduler}
-
-    def __call__(self, steps, seed=1):
-        x = noise(seed)
-        levels = sigmas(steps)
-        self.scheduler.sigmas = levels
-        self.scheduler.timesteps = levels[:-1] * 1000
-        for sigma, after in itertools.pairwise(levels):
-            x = x + (after - sigma) * self.transformer(x, timestep=sigma * 1000)
-        return x
-
-
-def noise(seed):
-    return torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(seed))
-
-
-def sigmas(steps):
-    plain = torch.linspace(1, 0, steps + 1)
-    return SHIFT * plain / (1 + (SHIFT - 1) * plain)
-
-
-def reused(pipe):
-    return [row.decision == "reuse" for row in diffcache.report(pipe).rows]
 
 
 def run(policy, steps, **settings):
     """Final latents and the list of reused steps under a policy."""
-    pipe = diffcache.wrap(ToyPipe(), policy, **settings)
-    return pipe(steps), reused(pipe)
-
-
-def mean(tensor):
-    return float(tensor.abs().mean())
+    pipe = diffcache.wrap(ToyPipe(), fitting(policy), **settings)
+    return pipe(steps), skipped(pipe)
 
 
 def easycache(model, steps, threshold, warmup, tail):
@@ -248,10 +180,10 @@ def test_exact_settings_are_bit_identical(name):
 @pytest.mark.parametrize("name", diffcache.policies())
 def test_second_run_equals_the_first(name):
     """And other step counts in between change nothing."""
-    pipe = diffcache.wrap(ToyPipe(), name)
-    first, decisions = pipe(24), reused(pipe)
+    pipe = diffcache.wrap(ToyPipe(), fitting(name))
+    first, decisions = pipe(24), skipped(pipe)
     pipe(13)
-    assert torch.equal(pipe(24), first) and reused(pipe) == decisions
+    assert torch.equal(pipe(24), first) and skipped(pipe) == decisions
 
 
 @pytest.mark.parametrize("name", diffcache.policies())

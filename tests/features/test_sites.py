@@ -29,11 +29,14 @@ def test_span_of_ten_blocks(site, expected):
     assert site.span(10) == expected
 
 
+BELOW = "front + back must be below the number of blocks (2)"
+
+
 @pytest.mark.parametrize(
     ("site", "message"),
     [
-        (Stack(front=1, back=1), "front + back must be below the number of blocks (2), got 2"),
-        (Stack(front=3), "front + back must be below the number of blocks (2), got 3"),
+        (Stack(front=1, back=1), f"{BELOW}, got 2: give fewer, as in front=1, back=0"),
+        (Stack(front=3), f"{BELOW}, got 3: give fewer, as in front=1, back=0"),
         (Span(start=1, end=1), "span must lie within the 2 blocks, got start 1, end 1"),
         (Span(start=0, end=3), "span must lie within the 2 blocks, got start 0, end 3"),
         (Span(start=0, end=-3), "span must lie within the 2 blocks, got start 0, end -3"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toys import lively
+from toys import fitting, lively
 
 import diffcache
 from diffcache.api import _states
@@ -75,7 +75,7 @@ def policy(request) -> diffcache.Policy:
 @pytest.fixture(params=one_of_each(fraction=1.0))
 def exact_policy(request) -> diffcache.Policy:
     """Each registered policy with the settings that it says are exact."""
-    policy = diffcache.get_policy(request.param)
+    policy = fitting(request.param)
     return policy.with_settings(**policy.exact)
 
 

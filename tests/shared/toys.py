@@ -146,9 +146,16 @@ def far(a, b):
     return max(apart(x, y) for x, y in zip(a, b, strict=True))
 
 
-def lively(name: str, **settings: Any) -> diffcache.Policy:
-    """The registered policy with a short warm-up and a loose threshold: it skips on tiny models."""
+def fitting(name: str) -> diffcache.Policy:
+    """The registered policy with what it needs on a tiny model: few blocks in front."""
     policy = diffcache.get_policy(name)
+    front = policy.settings().get("front") or 0
+    return policy.with_settings(front=1) if front > 1 else policy
+
+
+def lively(name: str, **settings: Any) -> diffcache.Policy:
+    """That with a short warm-up and a loose threshold too: it skips on tiny models."""
+    policy = fitting(name)
     known = policy.settings()
     loose: dict[str, Any] = {"warmup_steps": min(2, known["warmup_steps"])}
     if "threshold" in known:
