@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from .. import __version__
+from .bench import bench
 from .demo import demo
 from .doctor import doctor
 from .inspect import inspect
@@ -16,6 +17,7 @@ from .run import run
 EXAMPLES: dict[Callable[..., Any], tuple[str, str]] = {
     demo: ("demo", "diffcache demo --prompts 2 --out out/demo"),
     run: ("run", 'diffcache run demo "a red circle moving left" --compare --out out/red.mp4'),
+    bench: ("bench", "diffcache bench demo --scheduler unipc,euler --steps 50,20 --seeds 0-2"),
     inspect: ("inspect", "diffcache inspect WanPipeline --policy forecast --frames 81"),
     list_policies: ("list", "diffcache list --json"),
     overhead: ("overhead", "diffcache overhead --calls 500"),

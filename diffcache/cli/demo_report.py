@@ -71,7 +71,7 @@ def environment(task: Task, clips: dict[str, list[Clip]]) -> dict[str, Any]:
         "diffusers": version("diffusers"),
         "transformers": version("transformers"),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "threads": 1,
         "waited": waited(clips),
         "dtype": "float32",
@@ -87,7 +87,8 @@ def waited(clips: dict[str, list[Clip]]) -> float:
     return max(0.0, round(1 - cpu / sum(clip.seconds for clip in every), 3))
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of this machine's CPU."""
     from pathlib import Path
 
     cpuinfo = Path("/proc/cpuinfo")

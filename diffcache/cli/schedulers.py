@@ -1,5 +1,6 @@
 """Exchanges a pipeline's scheduler for another one by a short name."""
 
+from math import inf
 from typing import Any
 
 from ..features.base import near
@@ -13,19 +14,34 @@ CLASSES = {
 }
 
 
-def check_scheduler(name: str) -> None:
-    """Raises ValueError, with near matches, for an unknown name."""
+def check_scheduler(text: str) -> tuple[str, float | None]:
+    """("unipc", 5.0) from "unipc@5", ("unipc", None) from "unipc".
+
+    Raises:
+        ValueError: unknown name (near matches are listed), or the shift is no positive number.
+    """
+    name, at, number = text.partition("@")
     if name not in CLASSES:
         raise ValueError(f"unknown scheduler {name!r}; {near(name, CLASSES)}")
+    try:
+        shift = float(number) if at else None
+    except ValueError:
+        shift = 0.0
+    if shift is not None and not 0 < shift < inf:
+        raise ValueError(f"a shift is a positive number, as in unipc@5, got {text!r}")
+    return name, shift
 
 
 def use_scheduler(pipe: Any, name: str) -> None:
     """Puts a scheduler of that name on the pipeline, with the shift of the one it had.
 
+    Args:
+        name: "unipc", or "unipc@5" for another shift.
+
     Raises:
-        ValueError: unknown name, or the pipeline has no scheduler.
+        ValueError: unknown name, the pipeline has no scheduler, or a shift for one without a flow.
     """
-    check_scheduler(name)
+    name, shift = check_scheduler(name)
     old = getattr(pipe, "scheduler", None)
     if old is None:
         raise ValueError(f"{type(pipe).__name__} has no scheduler to exchange")
@@ -33,7 +49,9 @@ def use_scheduler(pipe: Any, name: str) -> None:
 
     flow = is_flow(old)
     cls = getattr(diffusers, CLASSES[name][0 if flow else 1])
-    pipe.scheduler = _flow(cls, old.config) if flow else cls.from_config(old.config)
+    if shift is not None and not flow:
+        raise ValueError(f"{type(old).__name__} has no shift: write {name} alone")
+    pipe.scheduler = _flow(cls, old.config, shift) if flow else cls.from_config(old.config)
 
 
 def is_flow(scheduler: Any) -> bool:
@@ -43,12 +61,13 @@ def is_flow(scheduler: Any) -> bool:
     return named or config.get("prediction_type") == "flow_prediction"
 
 
-def _flow(cls: Any, config: Any) -> Any:
+def _flow(cls: Any, config: Any, shift: float | None) -> Any:
     """FlowMatch classes call the shift `shift`, the others `flow_shift`."""
-    shift = config.get("flow_shift") or config.get("shift") or 1.0
+    own = shift is None
+    shift = shift or config.get("flow_shift") or config.get("shift") or 1.0
     if not cls.__name__.startswith("FlowMatch"):
         flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": shift}
         return cls.from_config(config, **flow)
     if "shift" in config:
-        return cls.from_config(config)
+        return cls.from_config(config) if own else cls.from_config(config, shift=shift)
     return cls(num_train_timesteps=config["num_train_timesteps"], shift=shift)

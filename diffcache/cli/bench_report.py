@@ -1,0 +1,100 @@
+"""What the bench writes and says: table, CSV, JSON, plots, verdicts."""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .bench_plot import plot
+from .bench_run import Plan
+from .bench_store import Results
+from .bench_table import Row, rows
+from .bench_verdict import verdicts
+from .demo_report import processor
+from .output import to_json
+from .run_result import environment
+
+BUSY = 0.1  # share of the time waited above which CPU time is the clock
+HEADER = ["method", "computed", "speed", "CPU", "PSNR", "p5", "min", "SSIM", "vs fewer", "p5 vs"]
+ORDER = ("ours", "published", "baseline", "peer")
+Line = dict[str, Any]
+
+
+def report(results: Results, plan: Plan, pipe: Any, missing: dict[str, str]) -> dict[str, Any]:
+    """Writes bench.csv, bench.json and the plots; returns what bench.json holds."""
+    lines = [line for line in results.lines if "failed" not in line]
+    waited = waiting(lines)
+    clock = "speedup_cpu" if waited > BUSY and pipe.device.type == "cpu" else "speedup"
+    found = rows(lines, clock)
+    found.sort(key=lambda r: (ORDER.index(r["kind"]), r["family"], r[clock]))
+    common = rows(shared(lines, plan), clock) if plan.peers else found
+    count = min(len(plan.clips), plan.peer_clips) if plan.peers else len(plan.clips)
+    conditions = [(scheduler, steps) for scheduler, steps in plan.conditions]
+    figures = {
+        "settings": results.settings,
+        "rows": found,
+        "verdicts": [{**verdict, "clips": count} for verdict in verdicts(common, clock)],
+        "missing": missing,
+        "clock": clock,
+        "waited": waited,
+        "environment": {
+            **environment(pipe),
+            "threads": 1,
+            "processor": processor(),
+            "date": time.strftime("%Y-%m-%d"),
+        },
+    }
+    (results.folder / "bench.json").write_text(to_json(figures) + "\n", encoding="utf-8")
+    write_csv(results, found)
+    for scheduler, steps in conditions:
+        name = f"pareto-{scheduler or 'own'}-{steps}.png".replace("@", "-shift")
+        plot(results.folder / name, of(common, scheduler, steps), clock, count)
+    return figures
+
+
+def of(found: Sequence[Row], scheduler: str, steps: int) -> list[Row]:
+    """The rows of one condition."""
+    return [r for r in found if (r["scheduler"], r["steps"]) == (scheduler, steps)]
+
+
+def write_csv(results: Results, found: Sequence[Row]) -> None:
+    """One row for each method, scheduler and number of steps; numbers rounded to what they mean."""
+    with (results.folder / "bench.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0]), restval="", lineterminator="\n")
+        writer.writeheader()
+        for row in found:
+            writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
+
+
+def cells(row: Row, of_clips: int) -> list[str]:
+    """One line of the table; a method that made fewer clips says how many."""
+    few = f" ({row['clips']} clips)" if row["clips"] < of_clips else ""
+    changed = row["attributes_changed"]
+    return [
+        row["method"] + few,
+        f"{row['computed']:.1f}",
+        *(f"{row[name]:.2f}x" for name in ("speedup", "speedup_cpu")),
+        *(f"{row[name]:.1f}" for name in ("psnr_mean", "psnr_p5", "psnr_min")),
+        f"{row['ssim_mean']:.3f}",
+        *(_signed(row[f"{name}_vs_fewer"]) for name in ("psnr_mean", "psnr_p5")),
+        *([] if changed is None else [f"{changed}/{row['clips']}"]),
+    ]
+
+
+def shared(lines: Sequence[Line], plan: Plan) -> list[Line]:
+    """The lines of the clips that peers made too."""
+    theirs = set(plan.clips[: plan.peer_clips])
+    return [line for line in lines if (line["prompt"], line["seed"]) in theirs]
+
+
+def waiting(lines: Sequence[Line]) -> float:
+    """The share of the time in which other work on the machine held this process up."""
+    wall = sum(line["seconds"] for line in lines)
+    return max(0.0, round(1 - sum(line["seconds_cpu"] for line in lines) / wall, 3))
+
+
+def _signed(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:+.1f}"
