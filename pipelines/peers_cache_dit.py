@@ -26,8 +26,7 @@ class Setting:
     """One setting of DBCache.
 
     Attributes:
-        front: blocks from the first on that always run and whose residual is compared (Fn); it
-            is lowered to leave one block that can be skipped.
+        front: blocks from the first on that always run and whose residual is compared (Fn).
         threshold: relative change of that residual below which the others are skipped.
         warm_up: steps before the first skip.
         in_a_row: skips allowed in a row, -1 for any number.

@@ -26,6 +26,7 @@ WHOLE_FASTER_CACHE = (
     "its part on guidance reads both passes from one batch (IndexError where they are two calls, "
     "as on Wan); its attention part is listed"
 )
+TAYLOR = ((2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (8, 2), (10, 2))  # interval and order
 MIDDLE, NEARLY_ALL = (100, 800), (50, 950)  # timesteps; the first is diffusers' default
 
 
@@ -65,7 +66,7 @@ def first_block(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "FirstBlockCache",
             f"threshold={threshold}",
-            lambda _, threshold=threshold: FirstBlockCacheConfig(threshold=threshold),
+            _fixed(FirstBlockCacheConfig, threshold=threshold),
             block_gating=True,
         )
         for threshold in (0.03, 0.05, 0.08, 0.12, 0.2, 0.3)
@@ -80,14 +81,15 @@ def taylorseer(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "TaylorSeer",
             f"interval={interval} order={order}",
-            lambda pipe, interval=interval, order=order: TaylorSeerCacheConfig(
+            _fixed(
+                TaylorSeerCacheConfig,
                 cache_interval=interval,
                 max_order=order,
                 taylor_factors_dtype=_dtype(pipe),
                 cache_identifiers=PARTS,
             ),
         )
-        for interval, order in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (8, 2))
+        for interval, order in TAYLOR
     ]
 
 
@@ -99,14 +101,15 @@ def taylorseer_lite(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "TaylorSeer lite",
             f"interval={interval} order={order}",
-            lambda pipe, interval=interval, order=order: TaylorSeerCacheConfig(
+            _fixed(
+                TaylorSeerCacheConfig,
                 cache_interval=interval,
                 max_order=order,
                 taylor_factors_dtype=_dtype(pipe),
                 use_lite_mode=True,
             ),
         )
-        for interval, order in ((2, 1), (3, 1), (4, 1), (4, 2), (6, 2), (8, 2))
+        for interval, order in TAYLOR
     ]
 
 
@@ -114,13 +117,16 @@ def sea_cache(pipe: Any, num_steps: int) -> list[Peer]:
     """SeaCache: gates by the filtered spectrum of the latents; holds or extrapolates residuals."""
     from diffusers.hooks import SeaCacheConfig
 
-    grid = ((0.1, 1, 2), (0.4, 1, 2), (0.4, 1, 4), (0.8, 1, 6), (1.2, 1, 9), (0.8, 0, 6))
+    grid = ((0.1, 1, 2), (0.4, 1, 2), (0.4, 1, 4), (0.8, 1, 6), (1.2, 1, 9), (1.8, 1, 12))
     return [
         _peer(
             "SeaCache",
             f"threshold={threshold} order={order} in_a_row={in_a_row}",
-            lambda _, threshold=threshold, order=order, in_a_row=in_a_row: SeaCacheConfig(
-                threshold=threshold, residual_order=order, max_consecutive_cached=in_a_row
+            _fixed(
+                SeaCacheConfig,
+                threshold=threshold,
+                residual_order=order,
+                max_consecutive_cached=in_a_row,
             ),
         )
         for threshold, order, in_a_row in grid
@@ -136,12 +142,12 @@ def broadcast(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "PyramidAttentionBroadcast",
             f"self={every} cross={cross} timesteps={span[0]}-{span[1]}",
-            lambda pipe, every=every, cross=cross, span=span: PyramidAttentionBroadcastConfig(
+            _timed(
+                PyramidAttentionBroadcastConfig,
                 spatial_attention_block_skip_range=every,
                 cross_attention_block_skip_range=cross,
                 spatial_attention_timestep_skip_range=span,
                 cross_attention_timestep_skip_range=span,
-                current_timestep_callback=lambda: pipe.current_timestep,
             ),
         )
         for every, cross, span in grid
@@ -159,10 +165,10 @@ def faster_cache_attention(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "FasterCache attention",
             f"every={every} timesteps<{below}",
-            lambda pipe, every=every, below=below: FasterCacheConfig(
+            _timed(
+                FasterCacheConfig,
                 spatial_attention_block_skip_range=every,
                 spatial_attention_timestep_skip_range=(-1, below),
-                current_timestep_callback=lambda: pipe.current_timestep,
                 attention_weight_callback=lambda _: 0.3,
                 is_guidance_distilled=True,
             ),
@@ -173,8 +179,6 @@ def faster_cache_attention(pipe: Any, num_steps: int) -> list[Peer]:
 
 def mag_cache(pipe: Any, num_steps: int) -> list[Peer]:
     """MagCache, with the curve that its own calibration measures on the first clip."""
-    from diffusers.hooks import MagCacheConfig
-
     curve = Curve(num_steps)
     grid = (
         (0.03, 2, 0.2),
@@ -188,12 +192,8 @@ def mag_cache(pipe: Any, num_steps: int) -> list[Peer]:
         _peer(
             "MagCache",
             f"threshold={threshold} in_a_row={in_a_row} warm_up={warm_up}",
-            lambda _, threshold=threshold, in_a_row=in_a_row, warm_up=warm_up: MagCacheConfig(
-                threshold=threshold,
-                max_skip_steps=in_a_row,
-                retention_ratio=warm_up,
-                num_inference_steps=num_steps,
-                mag_ratios=curve.ratios(),
+            partial(
+                curve.config, threshold=threshold, max_skip_steps=in_a_row, retention_ratio=warm_up
             ),
             prepare=curve.measure,
         )
@@ -244,14 +244,18 @@ class Curve:
         """`pipe` in MagCache's calibration mode, in which nothing is skipped."""
         from diffusers.hooks import MagCacheConfig
 
-        steps = self.num_steps
-        return hooked(pipe, lambda _: MagCacheConfig(calibrate=True, num_inference_steps=steps))
+        config = _fixed(MagCacheConfig, calibrate=True, num_inference_steps=self.num_steps)
+        return hooked(pipe, config)
 
-    def ratios(self) -> list[float]:
-        """The curve; DiffcacheError before `measure`."""
+    def config(self, pipe: Any, **settings: Any) -> Any:
+        """A MagCacheConfig with the measured curve; DiffcacheError before `measure`."""
+        from diffusers.hooks import MagCacheConfig
+
         if self.measured is None:
             raise DiffcacheError("MagCache has no curve yet: call the peer's prepare(pipe, run)")
-        return list(self.measured)
+        return MagCacheConfig(
+            num_inference_steps=self.num_steps, mag_ratios=list(self.measured), **settings
+        )
 
 
 @contextmanager
@@ -266,10 +270,11 @@ def hooked(pipe: Any, config: Config) -> Iterator[None]:
         raise DiffcacheError(f"{type(pipe).__name__} has no denoiser")
     with restored(pipe), ExitStack() as disable:
         for name, denoiser in found.items():
+            model: Any = denoiser  # of diffusers: a ModelMixin with a CacheMixin
             if not hasattr(denoiser, "enable_cache"):
                 raise DiffcacheError(f"{name} ({type(denoiser).__name__}) has no enable_cache")
-            denoiser.enable_cache(config(pipe))
-            disable.callback(denoiser.disable_cache)
+            model.enable_cache(config(pipe))
+            disable.callback(model.disable_cache)
             if not _hooks(denoiser):
                 raise DiffcacheError(f"hooks nothing in {name} ({type(denoiser).__name__})")
         yield
@@ -282,7 +287,16 @@ def _hooks(denoiser: nn.Module) -> bool:
 
 
 def _dtype(pipe: Any) -> Any:
-    return next(iter(denoisers(pipe).values())).dtype
+    return getattr(next(iter(denoisers(pipe).values()), None), "dtype", None)
+
+
+def _fixed(kind: Callable[..., Any], **settings: Any) -> Config:
+    return lambda _: kind(**settings)
+
+
+def _timed(kind: Callable[..., Any], **settings: Any) -> Config:
+    """For caches that ask the pipeline for its timestep."""
+    return lambda pipe: kind(current_timestep_callback=lambda: pipe.current_timestep, **settings)
 
 
 def _peer(
