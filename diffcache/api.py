@@ -54,7 +54,10 @@ def wrap(
     if isinstance(target, type):
         return WrappedClass(target, policy, strict, overrides)
     found = _denoisers(target)
-    policies = _policies(found, policy, overrides)
+    policies = {
+        name: chosen.for_model(_family(target, name, found[name]))
+        for name, chosen in _policies(found, policy, overrides).items()
+    }
     _install({name: found[name] for name in policies}, policies, strict)
     if not isinstance(target, nn.Module):
         _watch(target, [d for d in map(_state, found.values()) if d is not None])
@@ -200,6 +203,12 @@ def _denoisers(target: Any, wrapped_only: bool = False) -> dict[str, nn.Module]:
     return found
 
 
+def _family(target: Any, name: str, module: nn.Module) -> str:
+    from .pipelines.families import family
+
+    return family(module, None if isinstance(target, nn.Module) else target, name)
+
+
 def _policies(
     found: Mapping[str, nn.Module],
     policy: PolicyLike | Mapping[str, PolicyLike],
@@ -218,6 +227,8 @@ def _install(
     modules: Mapping[str, nn.Module], policies: Mapping[str, Policy], strict: bool
 ) -> None:
     """All or nothing: every site is found before the first hook is put on."""
+    from .pipelines.signals import read_signal
+
     prepared = []
     for name, module in modules.items():
         refuse_double(name, module)
@@ -231,6 +242,7 @@ def _install(
     for state, fresh, policy, site in prepared:
         state.use(policy, site)
         state.strict = strict
+        state.signal = read_signal
         if fresh:
             state.install()
 

@@ -26,6 +26,7 @@ from .hooks import (
 from .model_site import ModelSite
 from .policy import Policy
 from .records import Recorder, Row
+from .signals import Signal
 from .signature import CallSignature
 from .stack_site import StackSite
 
@@ -49,6 +50,7 @@ class Denoiser:
         self.name = name
         self.strict = False
         self.paused = 0
+        self.signal: Signal | None = None  # reads the time signal off a call, for probes of it
         self.clock = Clock()
         self.recorder = Recorder()
         inner: Any = getattr(module, "_orig_mod", module)
@@ -240,6 +242,8 @@ class Denoiser:
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
+            for remark in self.policy.remarks():
+                self.recorder.note(f"{self.name}: {remark}")
             if self.policy.predictor.corrects and not self._can_correct(context):
                 self.recorder.note(
                     f"{self.name}: predictions are not corrected; that needs site='model' with "

@@ -12,6 +12,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from .context import CallContext
 from .features.cell import Cell, Decision
+from .features.probes import TimeSignal
+from .signals import SignalCall
 from .signature import Call
 
 if TYPE_CHECKING:
@@ -46,7 +48,11 @@ class ModelSite:
         cell = self.denoiser.cell(context, "model")
         probe = self.denoiser.policy.probe
         latents = call.hidden_states
-        fingerprint = None if probe is None else probe.fingerprint(latents, latents)
+        if isinstance(probe, TimeSignal):
+            read, at = self.denoiser.signal, SignalCall(self.denoiser.module, context.timestep)
+            fingerprint = None if read is None else read(at, probe.signal)
+        else:
+            fingerprint = None if probe is None else probe.fingerprint(latents, latents)
         decision = cell.decide(context, fingerprint)
         template = self.templates.get(context.branch)
         if decision.reuse and template is not None:

@@ -8,7 +8,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from .features import gates, guards, masks, metrics, predictors, probes, sites, store  # noqa: F401 (registers)
+from .features import (  # noqa: F401 (registers)
+    fitted,
+    gates,
+    guards,
+    magnitudes,
+    masks,
+    metrics,
+    predictors,
+    probes,
+    sites,
+    store,
+)
 from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, near
 from .features.guards import Guards
 from .features.sites import Site
@@ -116,6 +127,17 @@ class Policy:
         raise ValueError(
             f"policy {self.name!r} has no setting {name!r}; {near(name, self.settings())}"
         )
+
+    def for_model(self, model: str) -> Policy:
+        """A copy whose parts go by what was published for `model`, where they do not name one."""
+        parts = {slot: piece.fitted(self, model) for slot, piece in self.parts().items()}
+        changed: Any = {s: piece for s, piece in parts.items() if piece is not getattr(self, s)}
+        return replace(self, **changed) if changed else self
+
+    def remarks(self) -> list[str]:
+        """What a report should say of the settings that the parts go by."""
+        found = [piece.remark(self) for piece in self.parts().values()]
+        return [remark for remark in found if remark is not None]
 
     def describe(self) -> str:
         """One line: "stack(front=1) . front_residual . relative_l1 . threshold(0.05) . hold"."""

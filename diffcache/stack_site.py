@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from .blocks import BlockList, Contract, Observer, find_block_lists
 from .context import CallContext
 from .features.cell import Cell, Decision
+from .features.probes import TimeSignal
 from .policy import Policy
 from .records import Row
+from .signals import SignalCall
 from .signature import Call
 from .spans import ContractBroken, GuidedPass, shimmed
 
@@ -173,6 +175,7 @@ class CallDecisions:
         self._decisions: dict[range, Decision] = {}
         self._fingerprints: dict[range, Tensor | None] = {}
         self._rows: dict[range, Row] = {}
+        self._signal: Tensor | None = None
 
     def run(self, forward: Forward) -> Any:
         """The forward's output; decisions made before an `Unverified` are kept, not made again.
@@ -182,9 +185,27 @@ class CallDecisions:
         """
         regions = self.site.regions(self.contract)
         guided = GuidedPass(self.contract, regions, self._decide, self._learn)
-        output = forward(guided.block)
+        output = forward(self._listening(guided))
         guided.finish()
         return output
+
+    def _listening(self, guided: GuidedPass) -> Callable[..., Any]:
+        """The pass's stand-in for blocks; where the probe asks, the first one's signal is read."""
+        denoiser = self.site.denoiser
+        probe = denoiser.policy.probe
+        if not isinstance(probe, TimeSignal) or denoiser.signal is None:
+            return guided.block
+        read = denoiser.signal
+
+        def block(name: str, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if guided.position == 0:
+                call = SignalCall(denoiser.module, self.context.timestep, block, args, kwargs)
+                self._signal = read(call, probe.signal)
+                if self._signal is not None and self.contract.calls[0].mutates:
+                    self._signal = self._signal.clone()  # it may be what the block writes over
+            return guided.block(name, block, args, kwargs)
+
+        return block
 
     def withdraw(self) -> None:
         """Takes back the rows of a forward that has to be done again."""
@@ -221,7 +242,10 @@ class CallDecisions:
             if part is None:
                 return Decision(False, "the first block's input has another shape")
             front = part
-        fingerprint = None if policy.probe is None else policy.probe.fingerprint(front, here)
+        if isinstance(policy.probe, TimeSignal):
+            fingerprint = self._signal
+        else:
+            fingerprint = None if policy.probe is None else policy.probe.fingerprint(front, here)
         if fingerprint is here and any(self.contract.calls[i].mutates for i in region):
             fingerprint = here.clone()  # the block writes over it before it is learned
         self._fingerprints[region] = fingerprint

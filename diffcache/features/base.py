@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from ..context import CallContext
+    from ..policy import Policy
     from .cell import Cell
 
 SLOTS = ("site", "probe", "metric", "gate", "predictor", "guards", "store")
@@ -38,6 +39,16 @@ class Part:
         """The kind and its settings on one line: "threshold(0.05)"."""
         values = ", ".join(f"{name}={value}" for name, value in asdict(self).items())
         return f"{self.kind}({values})" if values else self.kind
+
+    def fitted(self, policy: Policy, model: str) -> Part:
+        """This part for the model that is to be wrapped; "" is none that anything is known of."""
+        if getattr(self, "model", model) is None:
+            return replace(self, model=model)  # type: ignore[call-arg]
+        return self
+
+    def remark(self, policy: Policy) -> str | None:
+        """What the report of a run should say of this part's settings, if anything."""
+        return None
 
 
 PartT = TypeVar("PartT", bound=Part)

@@ -22,6 +22,14 @@ class RelativeL1(Metric):
 
 @part("metric")
 @dataclass(frozen=True, kw_only=True)
+class PreviousL1(RelativeL1):
+    """The same, the reference being the call before, computed or not."""
+
+    reference: ClassVar[str] = "previous"
+
+
+@part("metric")
+@dataclass(frozen=True, kw_only=True)
 class RateScaled(Metric):
     """k * mean |now - previous| / mean |last output|, with k = mean |d out| / mean |d in|.
 
