@@ -32,6 +32,9 @@ class CallContext:
         num_steps: steps of this trajectory, None where no scheduler tells.
         width: how far sigma moves in this step, None where no flow-matching scheduler tells.
         new: why this call begins a new trajectory, or None.
+        levels: noise levels of all steps of the flow-matching schedule, None where none tells.
+        place: the index of this step in `levels`.
+        solver: the scheduler's class name, None where no scheduler tells.
     """
 
     branch: str
@@ -45,6 +48,9 @@ class CallContext:
     num_steps: int | None
     new: str | None
     width: float | None = None
+    levels: tuple[float, ...] | None = None
+    place: int = 0
+    solver: str | None = None
 
     @property
     def steps_left(self) -> int | None:
@@ -128,6 +134,9 @@ class Clock:
             num_steps=num_steps,
             new=reason,
             width=width,
+            levels=schedule.levels if schedule else None,
+            place=int(mark) if schedule else 0,
+            solver=schedule.solver if schedule else None,
         )
 
     def _new_trajectory(

@@ -51,6 +51,7 @@ class Denoiser:
         self.strict = False
         self.paused = 0
         self.signal: Signal | None = None  # reads the time signal off a call, for probes of it
+        self.observer: Callable[[CallContext, Any], None] | None = None  # of calibration
         self.clock = Clock()
         self.recorder = Recorder()
         inner: Any = getattr(module, "_orig_mod", module)
@@ -144,6 +145,8 @@ class Denoiser:
         output = self.site.run(context, call, original, args, kwargs)
         if len(self.recorder.rows) == count:
             self.record(context, Decision(False, "nothing in this forward can be skipped"))
+        if self.observer is not None:
+            self.observer(context, output)
         self._note_refused()
         self._free_served(context)
         return output

@@ -19,6 +19,7 @@ from .features import (  # noqa: F401 (registers)
     probes,
     sites,
     store,
+    tables,
 )
 from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, near
 from .features.guards import Guards

@@ -20,7 +20,8 @@ ROUNDING = 2.0**-7
 class Schedule:
     """A host copy of what a scheduler was armed with; `token` is its `timesteps` tensor itself.
 
-    `ordinals` counts distinct times: two-stage solvers name each time twice.
+    `ordinals` counts distinct times: two-stage solvers name each time twice. `levels` are the noise
+    levels at these, None where the scheduler does not tell; `solver` is the scheduler's class name.
     """
 
     def __init__(self, scheduler: Any, serves: Serves | None = None) -> None:
@@ -36,6 +37,10 @@ class Schedule:
         self.ordinals = [0]
         for a, b in pairwise(self.timesteps):
             self.ordinals.append(self.ordinals[-1] + (a != b))
+        self.solver = type(scheduler).__name__
+        self.levels: tuple[float, ...] | None = None
+        if self.is_flow and self.sigmas:
+            self.levels = tuple(dict(zip(self.ordinals, self.sigmas, strict=False)).values())
 
     def num_steps(self, start: int) -> int:
         """How many distinct times there are from `start` to the last one served."""

@@ -27,6 +27,18 @@ OTHER = {
     "max_bytes": 1000,
     "ranks": "world",
     "max_steps": 5,
+    "threshold": 0.25,
+    "mask": (1, 0),
+    "max_reused": 4,
+    "coefficients": (2.0, 0.5),
+    "fitted_steps": 40,
+    "signal": "embedding",
+    "model": "wan2.1-t2v-1.3b",
+    "max_skips": 4,
+    "retention": 0.3,
+    "curves": (("cond", (1.0, 0.5), (1.0, 0.75)),),
+    "reference_steps": 40,
+    "sigmas": (0.75, 0.5),
 }
 
 
@@ -175,7 +187,10 @@ def test_decides_per_item_or_batch():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gate": "treshold"}, "unknown gate 'treshold'; did you mean 'threshold'?"),
+        (
+            {"gate": "treshold"},
+            "unknown gate 'treshold'; did you mean 'threshold' or 'masked_threshold'?",
+        ),
         ({"site": "modell"}, "unknown site 'modell'; did you mean 'model'?"),
         ({"predictor": "zzz"}, "unknown predictor 'zzz'; known: best_order, hold, polynomial"),
         (

@@ -260,7 +260,7 @@ def test_vace(name):
         return outputs
 
     expected = run(plain)
-    settings = {"threshold": 0.5} if name == "first_block" else {}
+    settings = {"first_block": {"threshold": 0.5}, "balanced": {"fraction": 0.6}}.get(name, {})
     found = run(diffcache.wrap(module, name, **settings))
     report = diffcache.report(module)
     assert reused(module) > 0 or any("site='model'" in note for note in report.summary["notes"])

@@ -155,7 +155,7 @@ def test_forecast_computes_its_share(name, steps):
     """On a smooth model nothing is computed out of turn, and the latents stay near."""
     policy = diffcache.get_policy(name)
     out, ours = run(name, steps)
-    guards, share = policy.guards, policy.gate.fraction
+    guards, share = policy.guards, policy.gate.share(steps)
     assert ours.count(False) == max(guards.warmup_steps + guards.tail_steps, round(share * steps))
     full = ToyPipe()(steps)
     held, _ = run("hold", steps, fraction=share)
