@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from diffcache.signals import SignalCall
 
@@ -32,7 +33,7 @@ def read_signal(call: SignalCall, kind: str | None) -> Tensor | None:
 def _wan_embedding(embedder: Any, timestep: float, modulation: bool) -> Tensor:
     """Wan's embedding of a timestep; the published code compares these, not what it modulates."""
     weight = next(embedder.time_embedder.parameters())
-    # Quantized weights tell neither device nor dtype to compute in; meta ones are hooked offload.
+    # Weights on meta are brought by hooks; quantized ones do not tell what to compute in.
     device = torch.device("cpu") if weight.is_meta else weight.device
     times = embedder.timesteps_proj(torch.tensor([timestep], device=device))
     if weight.dtype.is_floating_point and weight.dtype.itemsize > 1:
@@ -53,11 +54,19 @@ def _modulated_input(call: SignalCall) -> Tensor | None:
         return hidden
     if isinstance(table, Tensor):
         return _shifted(norm(hidden), table, temb)
-    if len(inspect.signature(type(norm).forward).parameters) == 3:  # self, hidden states, temb
-        normed = norm(hidden, temb)
-        found: Tensor = normed[0] if isinstance(normed, tuple) else normed
-        return found
-    return hidden
+    names = inspect.signature(type(norm).forward).parameters
+    if "emb" not in names and len(names) != 3:  # self, hidden states, temb
+        return hidden
+    given = ((hidden,), {"emb": temb}) if "emb" in names else ((hidden, temb), {})
+    normed = functional_call(norm, _beside(norm, hidden), *given)
+    found: Tensor = normed[0] if isinstance(normed, tuple) else normed
+    return found
+
+
+def _beside(norm: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
+    """Weights that group offload has not brought over yet: it waits for the block's own call."""
+    away = {name: p for name, p in norm.named_parameters() if p.device != hidden.device}
+    return {name: p.to(hidden.device) for name, p in away.items() if not p.is_meta}
 
 
 def _shifted(normed: Tensor, table: Tensor, temb: Tensor) -> Tensor:
