@@ -15,6 +15,7 @@ from diffcache.features.magnitudes import MagnitudeCurve, as_curve, shifted_leve
 from diffcache.features.published import _entries
 
 KNOWN = _entries("magcache")
+SCHEDULE = ("steps", "shift", "top", "bottom")
 WHOLE = [name for name in KNOWN if "levels" not in KNOWN[name]]
 
 
@@ -97,7 +98,7 @@ def held(decisions):
 def test_shipped_curves_give_the_published_decisions(name, branch, cell_of, at):
     """At the published steps, shift and settings; each branch by its own list, where it has one."""
     known = KNOWN[name]
-    levels = shifted_levels(known["steps"], known["shift"], known["top"])
+    levels = shifted_levels(*map(known.get, SCHEDULE))
     ratios = known["ratios"].get(branch, known["ratios"]["cond"])
     retained = int(known["retention"] * len(levels) + 0.5)
     expected = magcache(ratios, known["threshold"], known["max_skips"], retained)
@@ -110,7 +111,7 @@ def test_shipped_curves_give_the_published_decisions(name, branch, cell_of, at):
 def test_at_half_the_steps_ratios_multiply(name, cell_of, at):
     """Every second noise level of the calibrated run: the ratio of a step is that of two."""
     known = KNOWN[name]
-    levels = shifted_levels(known["steps"], known["shift"], known["top"])[::2]
+    levels = shifted_levels(*map(known.get, SCHEDULE))[::2]
     single = known["ratios"]["cond"]
     pairs = [1.0, *(a * b for a, b in zip(single[1::2], single[2::2], strict=False))]
     retained = int(known["retention"] * len(levels) + 0.5)
