@@ -110,6 +110,18 @@ def test_published_numbers_are_taken_by_model_and_signal(model, signal, at, cell
     assert summed(own, cell, at(1, 50), 0.25) == 0.25
 
 
+def test_the_sum_starts_again_at_computed_steps(cell_of, at):
+    """And a step without a metric is computed."""
+    gate, cell = FittedAccumulate(threshold=0.25, coefficients=(1.0, 0.0)), cell_of()
+    decisions = []
+    for value in (0.1, 0.1, 0.1, 0.1, None, 0.2):
+        reuse = gate.reuse(at(1), value, cell)
+        decisions.append(reuse)
+        if not reuse:
+            gate.learn(at(1), cell)
+    assert decisions == [True, True, False, True, False, True]
+
+
 @pytest.mark.parametrize("signal", ["modulation", "embedding"])
 def test_no_foreign_polynomial(signal, at, cell_of):
     """FLUX's is fitted to the modulated input, so another signal of it has none."""
