@@ -87,7 +87,8 @@ def _arguments(call: SignalCall) -> dict[str, Any]:
     """The first block's arguments by name."""
     if call.block is None:
         return {}
-    return {**dict(zip(_names(type(_inner(call.block))), call.args, strict=False)), **call.kwargs}
+    names = _names(type(_inner(call.block)))  # type: ignore[arg-type]
+    return {**dict(zip(names, call.args, strict=False)), **call.kwargs}
 
 
 @lru_cache(maxsize=64)
