@@ -23,14 +23,14 @@ def exact() -> Policy:
 
 @register
 def quality() -> Policy:
-    return _preset("quality", 0.44, "forecast, 22 of 50 steps computed")
+    return _preset("quality", 0.42, "forecast, 21 of 50 steps computed")
 
 
 @register
 def balanced() -> Policy:
-    return _preset("balanced", 0.3, "forecast, 15 of 50 steps computed")
+    return _preset("balanced", 0.28, "forecast, 14 of 50 steps computed")
 
 
 @register
 def fast() -> Policy:
-    return _preset("fast", 0.22, "forecast, 11 of 50 steps computed")
+    return _preset("fast", 0.2, "forecast, 10 of 50 steps computed")
