@@ -45,7 +45,7 @@ def bench(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("out/bench"),
     force: Annotated[bool, typer.Option("--force", help="Start over.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, mps, offload.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
     as_json: JsonFlag = False,
 ) -> None:
     """Measures speed and quality of policies against fewer steps, plain hold and peers.
@@ -57,18 +57,21 @@ def bench(
     from .bench_methods import ours, read_policies
     from .bench_plot import require_matplotlib
     from .bench_run import Plan
-    from .loading import local_folder, pipeline_class
+    from .loading import OFFLOAD, local_folder, pipeline_class
     from .run_call import Call, Options
     from .run_input import read_prompts, read_seeds
     from .schedulers import check_scheduler
 
+    if device == OFFLOAD:
+        raise ValueError("--device offload moves weights while the clock runs: give cpu or cuda")
     require_matplotlib()
     if peers:
-        _require_peers()
+        _tell_missing()
     folder = local_folder(source)
     options = Options(guidance=guidance, height=height, width=width, frames=frames)
     call = Call.plan(pipeline_class(source), options, folder)
-    names = [name.strip() for name in scheduler.split(",")] if scheduler else [""]
+    pieces = scheduler.split(",") if scheduler else [""]
+    names = list(dict.fromkeys(piece.strip() for piece in pieces))
     for name in filter(None, names):
         check_scheduler(name)
     texts = read_prompts(prompt or _own_prompts(folder, prompts), prompts)[:limit]
@@ -125,15 +128,21 @@ def _work(
 def _show(figures: dict[str, Any], plan: "Plan", out: Path) -> None:
     from rich.markup import escape
 
-    from .bench_report import BUSY, HEADER, cells, of
+    from .bench_report import BUSY, HEADER, cells, of, shown
     from .bench_verdict import sentences
 
     header = [*HEADER, *(["changed"] if plan.judge else [])]
     for scheduler, steps in plan.conditions:
         found = of(figures["rows"], scheduler, steps)
-        lines = [[escape(cell) for cell in cells(row, len(plan.clips))] for row in found]
-        title = f"{scheduler or 'own scheduler'}, {steps} steps, {len(plan.clips)} clips, 1 thread"
+        best = shown(found, figures["clock"])
+        lines = [[escape(cell) for cell in cells(row, len(plan.clips))] for row in best]
+        title = f"{scheduler or 'own scheduler'}, {steps} steps, clips: {len(plan.clips)}, 1 thread"
         show(table(title, header, lines))
+        if len(best) < len(found):
+            show(
+                f"{len(found) - len(best)} settings of peers that another of their family beats in "
+                "speed and quality are in bench.csv alone."
+            )
     for sentence in sentences(figures["verdicts"]):
         show(escape(sentence))
     if figures["waited"] > BUSY:
@@ -146,11 +155,12 @@ def _show(figures: dict[str, Any], plan: "Plan", out: Path) -> None:
     show(f"Figures and plots: {escape(str(out))}")
 
 
-def _require_peers() -> None:
+def _tell_missing() -> None:
+    """Before hours of work, not after."""
     from importlib.util import find_spec
 
     if find_spec("cache_dit") is None:
-        raise ImportError("--peers needs the peers: pip install 'diffcache[peers]'")
+        typer.echo("cache-dit is left out: pip install 'diffcache[peers]' adds it", err=True)
 
 
 def _own_prompts(folder: Path | None, file: Path | None) -> list[str]:

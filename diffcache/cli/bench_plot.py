@@ -40,8 +40,8 @@ def plot(path: Path, found: Sequence[Row], clock: str, clips: int) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     # Presets are points of our own line, so they are drawn by name instead of a family each.
-    names = dict.fromkeys(_family(row) for row in found)
-    for name, style in _styles(found, names).items():
+    names = sorted({_family(row) for row in found}, key=_place)
+    for name, style in _styles(names).items():
         own = [{**row, "family": _family(row)} for row in found if _family(row) == name]
         _draw(axes, own, name, style, clock)
     _name_presets(axes, found, clock)
@@ -53,7 +53,12 @@ def _family(row: Row) -> str:
     return "diffcache" if row["kind"] == "ours" else str(row["family"])
 
 
-def _styles(found: Sequence[Row], names: Sequence[str] | dict[str, None]) -> dict[str, Any]:
+def _place(name: str) -> tuple[bool, bool, str]:
+    """Ours first in the legend, then the baselines, then the others by name."""
+    return name != "diffcache", name not in BASELINES, name
+
+
+def _styles(names: Sequence[str]) -> dict[str, Any]:
     """Ours thick and blue, baselines in black and grey, the rest thin, in colours of their own."""
     styles: dict[str, Any] = {}
     others = 0
@@ -123,8 +128,7 @@ def _dress(axes: Any, found: Sequence[Row], clock: str, clips: int) -> None:
     axes.set_xlabel(f"speed-up of the denoising loop (median ratio of {how})")
     axes.set_ylabel("PSNR against the uncached clip, dB")
     where = f"{found[0]['scheduler'] or 'own scheduler'}, {found[0]['steps']} steps"
-    axes.set_title(
-        f"{where}, {clips} clips: mean, and 5th percentile below (thin stroke)", loc="left"
-    )
+    over = f"{clips} clip{'s' if clips > 1 else ''}"
+    axes.set_title(f"{where}, {over}: mean, and 5th percentile below (thin stroke)", loc="left")
     axes.grid(alpha=0.25)
     axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

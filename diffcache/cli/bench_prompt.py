@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 GIVEN = ("prompt_embeds", "negative_prompt_embeds")
@@ -34,10 +35,12 @@ class Prompts:
             return None
         if not all(name in self.encodes for name in ENCODED):
             return None
-        shared = {n: v for n, v in self.arguments.items() if n in self.encodes}
-        found = self.pipe.encode_prompt(
-            prompt=prompt, **{**shared, "do_classifier_free_guidance": self._guided()}
-        )
+        # By the call's defaults: encode_prompt's own may be others (Wan: 226 tokens, not 512).
+        defaults = {n: p.default for n, p in self.takes.items() if p.default is not p.empty}
+        shared = {n: v for n, v in {**defaults, **self.arguments}.items() if n in self.encodes}
+        own = {"prompt": prompt, "do_classifier_free_guidance": self._guided()}
+        with torch.no_grad():  # as the pipeline's call does
+            found = self.pipe.encode_prompt(**{**shared, **own})
         pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)
         if not pair or not (found[1] is None or isinstance(found[1], Tensor)):
             return None

@@ -12,7 +12,7 @@ from .bench_plot import plot
 from .bench_run import Plan
 from .bench_store import Results
 from .bench_table import Row, rows
-from .bench_verdict import verdicts
+from .bench_verdict import front, verdicts
 from .demo_report import processor
 from .output import to_json
 from .run_result import environment
@@ -58,6 +58,17 @@ def report(results: Results, plan: Plan, pipe: Any, missing: dict[str, str]) -> 
 def of(found: Sequence[Row], scheduler: str, steps: int) -> list[Row]:
     """The rows of one condition."""
     return [r for r in found if (r["scheduler"], r["steps"]) == (scheduler, steps)]
+
+
+def shown(found: Sequence[Row], clock: str) -> list[Row]:
+    """For the table: of a peer only the settings that no other of its family beats in both."""
+    best = {
+        family: front([(r[clock], r["psnr_mean"]) for r in found if r["family"] == family])
+        for family in {r["family"] for r in found}
+    }
+    return [
+        r for r in found if r["kind"] != "peer" or (r[clock], r["psnr_mean"]) in best[r["family"]]
+    ]
 
 
 def write_csv(results: Results, found: Sequence[Row]) -> None:

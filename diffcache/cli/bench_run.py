@@ -24,6 +24,7 @@ from .schedulers import use_scheduler
 Tick = Callable[[str], None]
 TIMES = ("seconds", "seconds_cpu", "seconds_total", "work")
 PLAIN = Method(family=REFERENCE, kind="reference")
+RETIMED = 20  # methods after which the reference is made again: how busy a machine is changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,9 @@ def measure(plan: Plan, pipe: Any, call: Call, results: Results, tick: Tick) -> 
     judge = load_judge(plan.judge) if plan.judge else None
     with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DiffcacheWarning)  # the table shows who skipped nothing
+        own = pipe.scheduler
         for scheduler, steps in plan.conditions:
+            pipe.scheduler = own
             if scheduler:
                 use_scheduler(pipe, scheduler)
             methods, refused = methods_of(plan, pipe, steps)
@@ -82,7 +85,8 @@ def measure(plan: Plan, pipe: Any, call: Call, results: Results, tick: Tick) -> 
 
 def methods_of(plan: Plan, pipe: Any, steps: int) -> tuple[list[Method], dict[str, str]]:
     """All methods of one condition, and why some peers do not run on this pipeline."""
-    ours = [*plan.methods, *baselines(steps)]
+    own = {method.key: method for method in (*plan.methods, *baselines(steps))}
+    ours = list(own.values())
     if not plan.peers:
         return ours, {}
     from ..pipelines.peers import peers
@@ -99,10 +103,13 @@ class Condition:
         self, bench: Bench, results: Results, scheduler: str, judge: Judge | None, tick: Tick
     ) -> None:
         self.bench, self.results, self.judge, self.tick = bench, results, judge, tick
-        self.where = {"scheduler": scheduler, "steps": bench.steps}
+        self.where: dict[str, Any] = {"scheduler": scheduler, "steps": bench.steps}
 
     def make(self, methods: list[Method], prompt: str, seed: int) -> None:
-        """One clip by the reference, then by all methods that lack it."""
+        """One clip by the reference, then by all methods that lack it.
+
+        A method is held against the latest reference, whose time is at most RETIMED clips old.
+        """
         what = {**self.where, "prompt": prompt, "seed": seed}
         failed = self.results.failed(**self.where)
         lacking = [
@@ -114,8 +121,10 @@ class Condition:
         read = self.judge(truth, prompt) if self.judge else None
         if not self.results.has(**what, method=REFERENCE):
             self.results.add(**what, method=REFERENCE, **reference, attributes=read)
-        for method in lacking:
+        for count, method in enumerate(lacking, 1):
             self.tick(method.key)
+            if count % RETIMED == 0:
+                _, reference = self.bench.clip(PLAIN, prompt, seed)
             try:
                 frames, figures = self.bench.clip(method, prompt, seed)
             except Exception as error:

@@ -67,7 +67,7 @@ def _verdict(found: Sequence[Row], quality: float, clock: str) -> dict[str, Any]
     against = {}
     for group, belongs in GROUPS.items():
         members = {r["family"] for r in found if belongs(r)}
-        reached = {name: families[name] for name in members if families[name] is not None}
+        reached = {name: speed for name, speed in families.items() if name in members and speed}
         best = max(reached, key=lambda name: reached[name]["speedup"], default=None)
         if members:
             against[group] = _compared(own, best, reached.get(best or ""))
@@ -93,7 +93,7 @@ def sentences(found: Sequence[dict[str, Any]]) -> Iterator[str]:
         own = verdict["ours"]
         yield (
             f"{verdict['scheduler'] or 'own scheduler'}, {verdict['steps']} steps, "
-            f"{verdict['quality']:g} dB in the mean of {verdict['clips']} clips: {OURS} "
+            f"{verdict['quality']:g} dB in the mean (clips: {verdict['clips']}): {OURS} "
             f"{_speed(own)}"
         )
         for group, other in verdict["against"].items():
