@@ -81,7 +81,7 @@ def bench(
         clips=clips,
         methods=tuple(read_policies(policy) if policy else ours()),
         peers=peers,
-        peer_clips=(peer_clips or len(clips)) if peers else 0,
+        peer_clips=min(peer_clips or len(clips), len(clips)) if peers else 0,
         judge=judge,
     )
     _work(plan, source, call, (dtype, device), out, force, as_json)
@@ -135,8 +135,10 @@ def _show(figures: dict[str, Any], plan: "Plan", out: Path) -> None:
     for scheduler, steps in plan.conditions:
         found = of(figures["rows"], scheduler, steps)
         best = shown(found, figures["clock"])
-        lines = [[escape(cell) for cell in cells(row, len(plan.clips))] for row in best]
-        title = f"{scheduler or 'own scheduler'}, {steps} steps, clips: {len(plan.clips)}, 1 thread"
+        lines = [[escape(cell) for cell in cells(row)] for row in best]
+        fewer = f" (peers: the first {plan.peer_clips})" if plan.peers else ""
+        where = f"{scheduler or 'own scheduler'}, {steps} steps"
+        title = f"{where}, clips: {len(plan.clips)}{fewer}, one thread"
         show(table(title, header, lines))
         if len(best) < len(found):
             show(

@@ -13,7 +13,7 @@ from .run_input import read_settings
 
 REFERENCE, FEWER, HOLD = "reference", "fewer steps", "hold"
 PRESETS = ("quality", "balanced", "fast")
-FORECASTS = (0.6, 0.5, 0.36, 0.26, 0.18, 0.14)  # of the steps, computed
+FORECASTS = (0.6, 0.5, 0.36, 0.26, 0.18)  # of the steps, computed
 HOLDS = (0.5, 0.36, 0.26, 0.18, 0.12)
 SHORTER = (0.7, 0.56, 0.46, 0.38, 0.32, 0.28, 0.24, 0.2, 0.16, 0.12)
 

@@ -31,7 +31,7 @@ def report(results: Results, plan: Plan, pipe: Any, missing: dict[str, str]) -> 
     found = rows(lines, clock)
     found.sort(key=lambda r: (ORDER.index(r["kind"]), r["family"], r[clock]))
     common = rows(shared(lines, plan), clock) if plan.peers else found
-    count = min(len(plan.clips), plan.peer_clips) if plan.peers else len(plan.clips)
+    count = plan.peer_clips if plan.peers else len(plan.clips)
     conditions = [(scheduler, steps) for scheduler, steps in plan.conditions]
     figures = {
         "settings": results.settings,
@@ -80,12 +80,11 @@ def write_csv(results: Results, found: Sequence[Row]) -> None:
             writer.writerow({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()})
 
 
-def cells(row: Row, of_clips: int) -> list[str]:
-    """One line of the table; a method that made fewer clips says how many."""
-    few = f" ({row['clips']} clips)" if row["clips"] < of_clips else ""
+def cells(row: Row) -> list[str]:
+    """One line of the table."""
     changed = row["attributes_changed"]
     return [
-        row["method"] + few,
+        row["method"],
         f"{row['computed']:.1f}",
         *(f"{row[name]:.2f}x" for name in ("speedup", "speedup_cpu")),
         *(f"{row[name]:.1f}" for name in ("psnr_mean", "psnr_p5", "psnr_min")),

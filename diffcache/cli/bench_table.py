@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import mean, median
 from typing import Any
@@ -11,6 +11,7 @@ from .. import metrics
 from .bench_methods import FEWER, REFERENCE
 
 Row = dict[str, Any]
+Methods = dict[str, list[dict[str, Any]]]
 Point = tuple[float, float]  # speed-up, dB
 SPEEDS = {"speedup": "seconds", "speedup_cpu": "seconds_cpu", "speedup_total": "seconds_total"}
 LEVELS = ("psnr_mean", "psnr_p5")
@@ -23,21 +24,31 @@ def rows(lines: Sequence[dict[str, Any]], clock: str) -> list[Row]:
         lines: of `Results`.
         clock: the speed-up by which a method is held against fewer steps.
     """
-    conditions: dict[tuple[str, int], dict[str, list[dict[str, Any]]]] = {}
+    conditions: dict[tuple[str, int], Methods] = {}
     for line in lines:
         if line["method"] != REFERENCE and "failed" not in line:
             methods = conditions.setdefault((line["scheduler"], line["steps"]), {})
             methods.setdefault(line["method"], []).append(line)
-    found = []
-    for methods in conditions.values():
-        own = [row(clips) for clips in methods.values()]
-        fewer = {level: curve(own, FEWER, level, clock) for level in LEVELS}
-        for figures in own:
-            for level, points in fewer.items():
-                other = at_speed(points, figures[clock])
-                figures[f"{level}_vs_fewer"] = None if other is None else figures[level] - other
-        found += own
-    return found
+    return [figures for methods in conditions.values() for figures in _against(methods, clock)]
+
+
+def _against(methods: Methods, clock: str) -> Iterator[Row]:
+    """The rows of one condition, each held against fewer steps on the very clips it made."""
+    lines: dict[frozenset[Any], dict[str, list[Point]]] = {}
+    for clips in methods.values():
+        figures, made = row(clips), frozenset(map(_clip, clips))
+        if made not in lines:
+            same = [[c for c in other if _clip(c) in made] for other in methods.values()]
+            fewer = [row(own) for own in same if own and own[0]["family"] == FEWER]
+            lines[made] = {level: curve(fewer, FEWER, level, clock) for level in LEVELS}
+        for level, points in lines[made].items():
+            other = at_speed(points, figures[clock])
+            figures[f"{level}_vs_fewer"] = None if other is None else figures[level] - other
+        yield figures
+
+
+def _clip(line: dict[str, Any]) -> tuple[str, int]:
+    return line["prompt"], line["seed"]
 
 
 def row(clips: Sequence[dict[str, Any]]) -> Row:

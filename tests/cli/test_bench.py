@@ -196,7 +196,7 @@ def test_peers_on_fewer_clips_are_compared_on_those_clips(
     assert {verdict["clips"] for verdict in ran.json()["verdicts"]} == {2}
     made = [line for line in lines_of(tmp_path) if line.get("family") == "idle"]
     assert [line["seed"] for line in made] == [0, 1]
-    assert "(2 clips)" in diffcache("bench", tiny_demo, *ONE, *options).out
+    assert "(peers: the first 2)" in diffcache("bench", tiny_demo, *ONE, *options).out
 
 
 def test_a_judge_counts_clips_that_show_something_else(diffcache, tiny_demo, tmp_path, monkeypatch):

@@ -110,11 +110,13 @@ def test_the_table_leaves_out_settings_that_another_of_the_peer_beats():
     assert shown([*SYNTHETIC, worse, own], "speedup") == [*SYNTHETIC, own]
 
 
-def a_line(method, seconds, psnr, **more):
+def a_line(method, seconds, psnr, seed=0, **more):
     family, _, setting = method.partition("=")
     return {
         "scheduler": "",
         "steps": 10,
+        "prompt": "a",
+        "seed": seed,
         "method": method,
         "family": family,
         "setting": setting,
@@ -132,9 +134,14 @@ def a_line(method, seconds, psnr, **more):
 
 
 def test_a_row_is_the_median_of_ratios_to_the_same_clip():
-    lines = [a_line("forecast", seconds, psnr) for seconds, psnr in ((2.0, 40), (3.0, 44), (1, 30))]
+    clips = enumerate(((2.0, 40), (3.0, 44), (1, 30)))
+    lines = [a_line("forecast", seconds, psnr, seed) for seed, (seconds, psnr) in clips]
     lines[2]["reference_seconds"] = 9.0  # a slow moment, for both
-    lines += [a_line("fewer steps=5", 3.0, 36.0), a_line("fewer steps=2", 1.5, 26.0)]
+    for seed in range(3):
+        lines += [
+            a_line("fewer steps=5", 3.0, 36.0, seed),
+            a_line("fewer steps=2", 1.5, 26.0, seed),
+        ]
     lines += [{"scheduler": "", "steps": 10, "method": "broken", "failed": "no"}]
     row, *rest = rows(lines, "speedup")
     assert (row["speedup"], row["speedup_cpu"], row["speedup_total"]) == (3.0, 3.0, 6.0)
@@ -144,6 +151,17 @@ def test_a_row_is_the_median_of_ratios_to_the_same_clip():
     assert row["psnr_mean_vs_fewer"] == pytest.approx(38 - 31)  # half-way from 2x to 4x
     assert row["psnr_p5_vs_fewer"] == pytest.approx(0)
     assert row["attributes_changed"] is None and len(rest) == 2
+
+
+def test_a_method_on_fewer_clips_is_held_against_fewer_steps_on_those_clips():
+    lines = [a_line("peer", 2.0, 40, seed=0)]
+    for seed, level in ((0, 30.0), (1, 50.0)):
+        lines += [a_line(f"fewer steps={n}", 6 / n, level, seed) for n in (2, 4)]
+    lines.append(a_line("forecast", 2.0, 40.0, 0))
+    lines.append(a_line("forecast", 2.0, 40.0, 1))
+    found = {row["method"]: row for row in rows(lines, "speedup")}
+    assert found["peer"]["psnr_mean_vs_fewer"] == 10.0
+    assert found["forecast"]["psnr_mean_vs_fewer"] == 0.0
 
 
 def test_grids():
