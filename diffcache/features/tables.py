@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..context import CallContext
-from .base import check_count, part
+from .base import check_count, check_range, part
 from .cell import Cell
 from .gates import Table, computed_steps
 from .guards import Guards
@@ -37,17 +37,23 @@ class SigmaTable(Table):
     that `fraction` is meant for: shorter runs compute more of their steps and longer ones fewer, by
     the square root (four fifths at most), since what must be known does not grow with the steps;
     None: the same share everywhere. `sigmas` is a table of one's own, noise levels in any order,
-    and overrules `fraction`; `shipped` False leaves the shipped tables aside.
+    and overrules `fraction`; `shipped` False leaves the shipped tables aside. While the last
+    checked prediction was off by more than `halve_above` (relative L1 error), a table's gaps are
+    halved: a step right after a computed one would make the next slope from two outputs between
+    which the latents were put right, which is worse than none.
     """
 
     reference_steps: int | None = None
     sigmas: Levels | None = None
     shipped: bool = True
+    halve_above: float | None = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reference_steps is not None:
             check_count("reference_steps", self.reference_steps, 1)
+        if self.halve_above is not None:
+            check_range("halve_above", self.halve_above, 0)
         if self.sigmas is not None and not (
             self.sigmas and all(0 <= sigma <= 1 for sigma in self.sigmas)
         ):
@@ -59,12 +65,21 @@ class SigmaTable(Table):
         if context.levels is not None:
             table = self._table(context.levels, context.solver or "", cell.policy.guards)
             if table is not None:
-                return context.place not in table
+                return context.place not in table and not self._halved(context.place, table, cell)
         guards, share = cell.policy.guards, self.share(context.num_steps)
         table = computed_steps(
             context.num_steps, share, self.growth, guards.warmup_steps, guards.tail_steps
         )
-        return context.step not in table
+        return context.step not in table and not self._halved(context.step, table, cell)
+
+    def _halved(self, place: int, table: frozenset[int], cell: Cell) -> bool:
+        """Whether `place` is the middle of a gap that is not trusted as a whole."""
+        if self.halve_above is None or cell.numbers.get("error", 0.0) <= self.halve_above:
+            return False
+        before = max((step for step in table if step < place), default=-1)
+        after = min((step for step in table if step > place), default=place)
+        alone = cell.reuses_in_a_row == place - before - 1
+        return alone and 2 * (place - before) >= after - before
 
     def share(self, num_steps: int) -> float:
         """The part of `num_steps` steps that is computed."""

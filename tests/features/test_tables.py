@@ -1,6 +1,7 @@
 """Tables over sigma: laid on other schedules, and the gate that uses them."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,3 +98,22 @@ def test_a_table_of_no_noise_levels_is_refused(bad) -> None:
 def test_a_reference_length_must_be_a_count() -> None:
     with pytest.raises(ValueError, match="reference_steps must be a whole number"):
         SigmaTable(reference_steps=2.5)
+
+
+def test_a_gap_is_halved_while_predictions_are_no_better_than_nothing() -> None:
+    gate, table = SigmaTable(), frozenset({0, 1, 2, 9, 10})
+
+    def computed(error: float) -> list[int]:
+        reuses, found = 0, []
+        for place in range(3, 9):
+            cell = SimpleNamespace(numbers={"error": error}, reuses_in_a_row=reuses)
+            if gate._halved(place, table, cell):
+                found.append(place)
+                reuses = 0
+            else:
+                reuses += 1
+        return found
+
+    assert computed(0.9) == []
+    assert computed(1.1) == [6]
+    assert computed(float("nan")) == [6]
