@@ -18,9 +18,9 @@ from diffusers import WanPipeline
 import diffcache.features
 from diffcache.cli import demo_model_path
 from diffcache.magnitudes import measure
-from samples.compare import STEPS, clip
 from samples.train.clips import held_out_scenes
 
+STEPS = 50
 FILE = Path(diffcache.features.__path__[0]) / "magcache.json"
 DEMO = {
     "source": "samples.magnitudes: the demo model, one clip, 50 UniPC steps",
@@ -40,7 +40,21 @@ def demo_ratios() -> dict[str, list[float]]:
     pipe = WanPipeline.from_pretrained(demo_model_path(), torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     prompt = held_out_scenes()[0].prompt
-    policy = measure(pipe, lambda: clip(pipe, prompt, 0, STEPS))["transformer"]
+
+    def run() -> None:
+        pipe(
+            prompt,
+            height=64,
+            width=64,
+            num_frames=17,
+            num_inference_steps=STEPS,
+            guidance_scale=2.0,
+            generator=torch.Generator().manual_seed(0),
+            max_sequence_length=64,
+            output_type="latent",
+        )
+
+    policy = measure(pipe, run)["transformer"]
     return {
         branch: [1.0, *(round(after / before, 5) for before, after in pairwise(sizes))]
         for branch, _, sizes in policy.settings()["curves"]

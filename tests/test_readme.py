@@ -1,12 +1,13 @@
 """README says what the code does: policies, commands, targets and snippets are compared with it.
 
-`python tests/test_readme.py` (or `make readme`) writes the table of policies anew, and the table of
-results from the last `make demo`, if there was one.
+`python tests/test_readme.py` (or `make readme`) writes the table of policies anew, that of presets
+from samples/bench, and that of results from the last `make demo`, if there was one.
 """
 
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import os
 import re
@@ -22,9 +23,13 @@ import diffcache
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+PRESETS = ("quality", "balanced", "fast")
+PRESET_COLUMNS = ("Steps, scheduler", "Preset", "Computed", "Speed-up")
+PRESET_COLUMNS += ("PSNR", "Worst 5 %", "Minimum", "Over fewer steps")
 RESULT_COLUMNS = ("Method", "Settings", "Computed", "Speed-up", "CPU time", "Whole call")
 RESULT_COLUMNS += ("PSNR", "Worst 5 %", "Minimum", "SSIM")
 REPORT = ROOT / "out" / "demo" / "report.json"
+BENCH = ROOT / "samples" / "bench"
 
 
 def readme() -> str:
@@ -65,6 +70,27 @@ def policy_table() -> str:
     return "\n".join(rows)
 
 
+def preset_table() -> str:
+    """README's table of the presets from the bench's CSV files."""
+    rows = [f"| {' | '.join(PRESET_COLUMNS)} |", "| --- | ---" + " | --:" * 6 + " |"]
+    names = {"unipc": "UniPC", "euler": "Euler"}
+    for path in sorted(BENCH.glob("*/bench.csv"), reverse=True):
+        with path.open(encoding="utf-8", newline="") as file:
+            found = [row for row in csv.DictReader(file) if row["method"] in PRESETS]
+        found.sort(key=lambda row: (row["scheduler"] != "unipc", PRESETS.index(row["method"])))
+        for row in found:
+            psnr = " | ".join(
+                f"{float(row[key]):.1f}" for key in ("psnr_mean", "psnr_p5", "psnr_min")
+            )
+            over = [float(row[f"{key}_vs_fewer"]) for key in ("psnr_mean", "psnr_p5")]
+            rows.append(
+                f"| {row['steps']}, {names[row['scheduler']]} | `{row['method']}` "
+                f"| {float(row['computed']):.3g} | {float(row['speedup']):.2f} | {psnr} "
+                f"| {over[0]:+.1f} / {over[1]:+.1f} |"
+            )
+    return "\n".join(rows)
+
+
 def results(figures: dict[str, Any]) -> str:
     """README's table of results from what `diffcache demo` wrote to report.json."""
     where, full = figures["environment"], figures["reference"]
@@ -95,6 +121,18 @@ def results(figures: dict[str, Any]) -> str:
 
 def test_policy_table_is_the_registry() -> None:
     assert part("policies") == policy_table(), "run `make readme`"
+
+
+def test_preset_table_is_the_bench() -> None:
+    assert part("presets") == preset_table(), "run `make readme`"
+
+
+def test_the_bench_measured_the_presets_as_they_are() -> None:
+    for path in BENCH.glob("*/settings.json"):
+        measured = json.loads(path.read_text(encoding="utf-8"))["policies"]
+        for name in PRESETS:
+            now = json.loads(json.dumps(diffcache.get_policy(name).to_dict()))
+            assert measured[name] == now, f"{name} changed: run the bench again"
 
 
 def test_results_list_the_methods_of_the_demo() -> None:
@@ -156,7 +194,9 @@ def _check_policy_names(call: ast.Call) -> None:
 def test_length() -> None:
     """600 to 900 words, without code and without the tables that `make readme` writes."""
     prose = re.sub(r"^```.*?^```", "", readme(), flags=re.DOTALL | re.MULTILINE)
-    prose = re.sub(r"<!-- (policies|results) -->.*?<!-- end -->", "", prose, flags=re.DOTALL)
+    prose = re.sub(
+        r"<!-- (policies|presets|results) -->.*?<!-- end -->", "", prose, flags=re.DOTALL
+    )
     words = [word for word in prose.split() if re.search(r"\w", word)]
     assert 600 <= len(words) <= 900
 
@@ -189,6 +229,7 @@ def test_contributing_adds_a_policy_with_one_file(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     text = with_part(readme(), "policies", policy_table())
+    text = with_part(text, "presets", preset_table())
     if REPORT.is_file():
         text = with_part(text, "results", results(json.loads(REPORT.read_text(encoding="utf-8"))))
     README.write_text(text, encoding="utf-8")
