@@ -245,7 +245,7 @@ class Denoiser:
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
-            for remark in self.policy.remarks():
+            for remark in self.policy.remarks(context):
                 self.recorder.note(f"{self.name}: {remark}")
             if self.policy.predictor.corrects and not self._can_correct(context):
                 self.recorder.note(

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .features import (  # noqa: F401 (registers)
     fitted,
@@ -25,6 +25,9 @@ from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, n
 from .features.guards import Guards
 from .features.sites import Site
 from .features.store import Store
+
+if TYPE_CHECKING:
+    from .context import CallContext
 
 FORMAT = 1
 
@@ -135,9 +138,9 @@ class Policy:
         changed: Any = {s: piece for s, piece in parts.items() if piece is not getattr(self, s)}
         return replace(self, **changed) if changed else self
 
-    def remarks(self) -> list[str]:
-        """What a report should say of the settings that the parts go by."""
-        found = [piece.remark(self) for piece in self.parts().values()]
+    def remarks(self, context: CallContext) -> list[str]:
+        """What the report of a run that begins with this call should say of the parts."""
+        found = [piece.remark(self, context) for piece in self.parts().values()]
         return [remark for remark in found if remark is not None]
 
     def describe(self) -> str:

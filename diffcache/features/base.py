@@ -46,8 +46,8 @@ class Part:
             return replace(self, model=model)  # type: ignore[call-arg]
         return self
 
-    def remark(self, policy: Policy) -> str | None:
-        """What the report of a run should say of this part's settings, if anything."""
+    def remark(self, policy: Policy, context: CallContext) -> str | None:
+        """What the report of a run that begins here should say of this part, if anything."""
         return None
 
 

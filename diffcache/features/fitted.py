@@ -61,7 +61,7 @@ class FittedAccumulate(Gate):
     def learn(self, context: CallContext, cell: Cell) -> None:
         cell.numbers["accumulated"] = 0.0
 
-    def remark(self, policy: Policy) -> str | None:
+    def remark(self, policy: Policy, context: CallContext) -> str | None:
         if self.coefficients is not None:
             return None
         known = self._known(policy)

@@ -87,7 +87,7 @@ class MagnitudeCurve(Gate):
         values = {**asdict(self), "curves": self.curves and f"{len(self.curves)} measured"}
         return f"{self.kind}({', '.join(f'{name}={value}' for name, value in values.items())})"
 
-    def remark(self, policy: Policy) -> str | None:
+    def remark(self, policy: Policy, context: CallContext) -> str | None:
         if self.curves is not None:
             return None
         used = ", ".join(f"{name} {self._setting(name):g}" for name in DEFAULTS)

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..context import CallContext
 from .base import check_count, check_range, part
 from .cell import Cell
 from .gates import Table, computed_steps
 from .guards import Guards
+
+if TYPE_CHECKING:
+    from ..policy import Policy
 
 Levels = tuple[float, ...]
 MOST = 0.8  # of a short run, so that there is something to gain
@@ -71,6 +74,18 @@ class SigmaTable(Table):
             context.num_steps, share, self.growth, guards.warmup_steps, guards.tail_steps
         )
         return context.step not in table and not self._halved(context.step, table, cell)
+
+    def remark(self, policy: Policy, context: CallContext) -> str | None:
+        if self.steps is not None or self.sigmas is not None or self.fraction == 1:
+            return None
+        if context.levels is None or context.solver is None:
+            return "no flow-matching scheduler tells the noise levels: gaps between steps are even"
+        if self._table(context.levels, context.solver, policy.guards) is None:
+            return f"no table of computed steps for {context.solver}: an analytic one is used"
+        return (
+            f"computed steps by the table for {context.solver} that was measured on diffcache's "
+            "demo model; diffcache.calibrate finds one for this model"
+        )
 
     def _halved(self, place: int, table: frozenset[int], cell: Cell) -> bool:
         """Whether `place` is the middle of a gap that is not trusted as a whole."""

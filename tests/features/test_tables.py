@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from diffcache import get_policy
 from diffcache.features.tables import (
     SigmaTable,
     placed,
@@ -117,3 +118,21 @@ def test_a_gap_is_halved_while_predictions_are_no_better_than_nothing() -> None:
     assert computed(0.9) == []
     assert computed(1.1) == [6]
     assert computed(float("nan")) == [6]
+
+
+@pytest.mark.parametrize(
+    ("settings", "solver", "said"),
+    [
+        ({}, SOLVERS[0], "measured on diffcache's demo model"),
+        ({}, "DPMSolverMultistepScheduler", "no table of computed steps for DPMSolverMultistep"),
+        ({"shipped": False}, SOLVERS[0], "an analytic one is used"),
+        ({"fraction": 1.0}, SOLVERS[0], None),
+        ({"steps": (0, 1, 5)}, SOLVERS[0], None),
+        ({"sigmas": (1.0, 0.5)}, SOLVERS[0], None),
+    ],
+)
+def test_the_report_says_whose_table_it_was(settings, solver, said) -> None:
+    policy = get_policy("forecast", **settings)
+    context = SimpleNamespace(levels=levels(30, 3.0), solver=solver)
+    found = policy.remarks(context)
+    assert (found == []) if said is None else (len(found) == 1 and said in found[0])
