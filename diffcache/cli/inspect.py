@@ -47,6 +47,7 @@ def inspect(
 def _inspect(
     source: "Source", policy: "Policy", shape: tuple[int, int, int], steps: int
 ) -> dict[str, Any]:
+    from ..pipelines.families import family
     from .inspect_forward import observe
     from .inspect_memory import policy_bytes, site_bytes, table_steps
 
@@ -54,9 +55,11 @@ def _inspect(
     seen = observe(source, module, *shape)
     problem = seen.problem
     try:
+        policy = policy.for_model(family(module, None, source.name))
         held = policy_bytes(seen, policy)
     except ValueError as error:
         held, problem = None, f"{policy.name}: {error}"
+    halves = getattr(policy.gate, "halve_above", None) is not None
     return {
         "name": source.name,
         "class": source.cls.__name__,
@@ -80,7 +83,7 @@ def _inspect(
             "bytes_per_branch": held,
             "steps": steps,
             "computed": table_steps(policy, steps),
-            "may_compute_more": policy.guards.max_error is not None,
+            "may_compute_more": policy.guards.max_error is not None or halves,
         },
     }
 
@@ -104,7 +107,7 @@ def _show(entry: dict[str, Any]) -> None:
     if rows:
         show(table("", ["site", "regions", "bytes of one kept step"], rows))
     policy = entry["policy"]
-    computed = "as many steps as the content asks for"
+    computed = "as many steps as its rule asks for"
     if policy["computed"] is not None:
         least = "at least " if policy["may_compute_more"] else ""
         computed = f"{least}{policy['computed']} of {policy['steps']} steps"

@@ -5,6 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..context import CallContext
+from ..features.magnitudes import MagnitudeCurve
+from ..features.probes import TimeSignal
 from ..features.store import TensorStore
 from ..policy import Policy
 from .inspect_forward import Seen
@@ -47,8 +50,8 @@ def policy_bytes(seen: Seen, policy: Policy) -> int | None:
 
 def table_steps(policy: Policy, num_steps: int) -> int | None:
     """How many of `num_steps` are computed at least; None where the content alone decides."""
-    if policy.metric is not None:
-        return None
+    if policy.metric is not None or isinstance(policy.gate, MagnitudeCurve):
+        return None  # the curve lies over noise levels, which only a scheduler knows
     cell: Any = SimpleNamespace(
         policy=policy,
         history=[],
@@ -59,16 +62,29 @@ def table_steps(policy: Policy, num_steps: int) -> int | None:
         finite=lambda: True,
     )
     for step in range(num_steps):
-        left = num_steps - 1 - step
-        context: Any = SimpleNamespace(
-            step=step, branch_step=step, num_steps=num_steps, steps_left=left
-        )
+        context = _step(step, num_steps)
         guarded = policy.guards.reason(context, cell) is not None
         if not guarded and policy.gate.reuse(context, None, cell):
             cell.reused, cell.reuses_in_a_row = cell.reused + 1, cell.reuses_in_a_row + 1
         else:
             cell.computed, cell.reuses_in_a_row, cell.history = cell.computed + 1, 0, [step]
     return cell.computed
+
+
+def _step(step: int, num_steps: int) -> CallContext:
+    """A step of a schedule whose noise levels nobody knows."""
+    return CallContext(
+        branch="cond",
+        chunk=None,
+        step=step,
+        branch_step=step,
+        timestep=float(num_steps - step),
+        sigma=None,
+        time=float(num_steps - step),
+        pass_kind="denoise",
+        num_steps=num_steps,
+        new=None,
+    )
 
 
 def _history(policy: Policy, tensors: list[Tensor]) -> int:
@@ -81,7 +97,11 @@ def _probed(policy: Policy, tensors: list[Tensor], here: Tensor) -> int:
     if policy.probe is None or policy.metric is None:
         return 0
     kept = _Kept(policy)
-    fingerprint = policy.probe.fingerprint(here, here)
+    # Signals of the time alone are a few numbers, the modulated input is as large as the input.
+    if isinstance(policy.probe, TimeSignal):
+        fingerprint = here if policy.probe.signal == "input" else here.new_empty(0)
+    else:
+        fingerprint = policy.probe.fingerprint(here, here)
     kept.keep("reference", fingerprint)
     policy.metric.learn(fingerprint, tensors[0], kept)  # type: ignore[arg-type]
     return sum(kept.sizes.values())

@@ -78,3 +78,10 @@ def test_a_site_that_does_not_fit_is_said(diffcache, tiny_demo, tmp_path):
     policy.save(tmp_path / "deep.json")
     found = inspected(diffcache, tiny_demo, tmp_path / "deep.json")
     assert "below the number of blocks (4)" in found["problem"]
+
+
+@pytest.mark.parametrize("policy", sorted(dc.policies()))
+def test_every_policy_can_be_inspected_on_the_demo_model(diffcache, policy):
+    found = inspected(diffcache, "demo", policy)
+    assert found["policy"]["name"] == policy
+    assert found["problem"] is None and found["policy"]["bytes_per_branch"] > 0
