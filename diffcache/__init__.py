@@ -28,10 +28,13 @@ _EXPORTS = {
     "DiffcacheError": "errors",
     "DiffcacheWarning": "errors",
 }
-__all__ = sorted(_EXPORTS)
+_ROOMS = ("kv",)  # subpackages with public names of their own
+__all__ = sorted((*_EXPORTS, *_ROOMS))
 
 
 def __getattr__(name: str) -> _Any:
+    if name in _ROOMS:
+        return _import_module(f"{__name__}.{name}")
     if name in _EXPORTS:
         value = getattr(_import_module(f"{__name__}.{_EXPORTS[name]}"), name)
         globals()[name] = value

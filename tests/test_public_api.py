@@ -23,6 +23,7 @@ FUNCTIONS = {
     "load": "(path)",
 }
 CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Report"}
+ROOMS = {"kv": {"Positions", "RollingCache", "RollingSettings"}}
 POLICY_PARTS = ("site", "axis", "probe", "metric", "gate", "predictor", "guards", "store")
 PRESETS = {"exact", "quality", "balanced", "fast"}
 FIRST_POLICIES = {"hold", "easycache", "first_block", "taylorseer", "forecast"}
@@ -36,7 +37,7 @@ def _signature(function: object) -> str:
 
 
 def test_all_lists_the_public_names() -> None:
-    assert set(diffcache.__all__) == FUNCTIONS.keys() | CLASSES
+    assert set(diffcache.__all__) == FUNCTIONS.keys() | CLASSES | ROOMS.keys()
     assert set(dir(diffcache)) >= set(diffcache.__all__)
 
 
@@ -50,6 +51,17 @@ def test_signature(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_class(name: str) -> None:
     assert inspect.isclass(getattr(diffcache, name))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_room(room: str) -> None:
+    names = getattr(diffcache, room).__all__
+    assert set(names) == ROOMS[room]
+    assert all(inspect.isclass(getattr(getattr(diffcache, room), name)) for name in names)
+
+
+def test_rolling_cache_takes_its_sizes_first() -> None:
+    assert _signature(diffcache.kv.RollingCache) == "(sink_size, window_size, **settings)"
 
 
 def test_policy_is_a_frozen_composition_of_named_parts() -> None:

@@ -4,7 +4,7 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 # Public name -> the module that defines it; loaded at first use.
-_EXPORTS = {"Positions": "positions"}
+_EXPORTS = {"RollingCache": "rolling", "RollingSettings": "settings", "Positions": "positions"}
 __all__ = sorted(_EXPORTS)
 
 

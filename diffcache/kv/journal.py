@@ -1,0 +1,38 @@
+"""Snapshots: what was overwritten since, so that it can be put back to the bit.
+
+A snapshot costs nothing when it is taken. While somebody holds it, the first write to a slot that
+was in use then saves that slot's content; dropping the last reference ends that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .store import Raw
+
+Where = tuple[int, int, int]  # layer, batch item, slot
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """One moment of one cache.
+
+    Attributes:
+        owner: the cache's token, so that another cache's snapshot is refused.
+        numbers: for each layer and item what lay where.
+        saved: what was overwritten since.
+    """
+
+    owner: object
+    numbers: list[list[dict[str, Any]]]
+    saved: dict[Where, Raw] = field(default_factory=dict)
+
+    def wants(self, where: Where) -> bool:
+        """Whether the slot held a frame then and was not saved yet."""
+        layer, item, slot = where
+        return where not in self.saved and self.numbers[layer][item]["frames"][slot] >= 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for raw in self.saved.values() for part in raw.values())

@@ -1,0 +1,284 @@
+"""A key and value cache that rolls for ever: sinks, a window, true positions, bytes to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+from torch import Tensor
+
+from .journal import Snapshot, Where
+from .positions import Positions, refusal
+from .ring import Ring
+from .settings import RollingSettings
+from .store import Raw, SlotStore
+from .view import KVView, numbers, padded, real
+
+FORMAT = 1
+
+
+class RollingCache:
+    """Keys and values of the last frames and of the sinks, for every layer and batch item.
+
+    For each chunk: every denoising pass calls `read` in each layer and attends to what it gives
+    and to the chunk's own keys; the clean pass does so too and calls `append` in each layer. Keys
+    come in unrotated (in time; a spatial rotation may be in them) and are rotated when they are
+    read, at the positions that the mode names. Evicting a frame moves no other.
+
+    Args:
+        sink_size, window_size: frames kept from the start, and from the end.
+        settings: the other fields of `RollingSettings`.
+
+    Raises:
+        ValueError: settings out of range; a chunk of the wrong shape; a chunk beyond the rotary
+            table, before anything was written (`positions.refusal` states the rule of each mode).
+
+    Source: Self-Forcing, arXiv 2506.08009, whose cache shifts its window by copying.
+    """
+
+    def __init__(self, sink_size: int, window_size: int, **settings: Any) -> None:
+        self.settings = RollingSettings(sink_size=sink_size, window_size=window_size, **settings)
+        scopes, made = self.settings.layers, self.settings
+        self._token = object()
+        self._span, self._mode, self._dtype = made.span, made.mode, made.torch_dtype
+        self._rings = [
+            [Ring(scope, [-1] * scope.slots) for _ in range(made.batch_size)] for scope in scopes
+        ]
+        tail = (made.frame_tokens, made.num_heads, made.head_dim)
+        self._stores = [
+            SlotStore((made.batch_size, scope.slots, *tail), made.storage, made.device)
+            for scope in scopes
+        ]
+        self._snapshots: WeakSet[Snapshot] = WeakSet()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the slots of all layers, and what live snapshots saved."""
+        saved = sum(snapshot.nbytes for snapshot in self._snapshots)
+        return sum(store.nbytes for store in self._stores) + saved
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes that were ever written into slots; what a chunk adds is the chunk's own."""
+        return sum(store.bytes_written for store in self._stores)
+
+    def frames(self, layer: int, item: int = 0) -> list[int]:
+        """True numbers of the frames that a layer keeps, in order of time."""
+        return sorted(self._rings[layer][item].held())
+
+    def next_frame(self, layer: int = 0, item: int = 0) -> int:
+        """The true number of the frame that comes next."""
+        return self._rings[layer][item].end
+
+    def stale(self, layer: int = 0, item: int = 0) -> list[int]:
+        """Frames that must be written again before a read (mode RECOMPUTE), in order of time."""
+        return sorted(self._rings[layer][item].stale)
+
+    def check_room(self, count: int, items: Sequence[int] | None = None) -> None:
+        """Raises ValueError if a chunk of `count` frames would leave the rotary table."""
+        for layer in range(self.settings.num_layers):
+            self._check_room(layer, count, self._items(items))
+
+    def read(self, layer: int, count: int, items: Sequence[int] | None = None) -> KVView:
+        """What a chunk of `count` frames may attend to in a layer, beside itself.
+
+        Args:
+            items: batch items, in the order wanted; None for all.
+        """
+        chosen = self._items(items)
+        self._check_room(layer, count, chosen)
+        rings = [self._rings[layer][item] for item in chosen]
+        for item, ring in zip(chosen, rings, strict=True):
+            if ring.stale:
+                raise ValueError(
+                    f"frames {sorted(ring.stale)} of item {item} carry evicted context: "
+                    f"recompute them without it and `rewrite` them in layer {layer}"
+                )
+        frames, positions, first = numbers(rings, count, self._mode, self._span)
+        slots = padded([ring.slots() for ring in rings], -1)
+        keys, values = self._stores[layer].read(chosen, slots, self._dtype)
+        return KVView(
+            keys=keys,
+            values=values,
+            frames=tuple(map(tuple, frames)),
+            positions=tuple(map(tuple, positions)),
+            chunk_positions=tuple(first),
+            mask=real(frames, self.settings.frame_tokens, keys),
+        )
+
+    def append(
+        self, layer: int, keys: Tensor, values: Tensor, items: Sequence[int] | None = None
+    ) -> None:
+        """Takes in the chunk's keys and values [items, frames * frame_tokens, heads, head_dim].
+
+        Frames that fall out of the layer's scope make room; a frame outside of it is not written.
+        """
+        chosen = self._items(items)
+        count = self._count(keys, values, len(chosen))
+        self._check_room(layer, count, chosen)
+        rings = [self._rings[layer][item] for item in chosen]
+        plans = [ring.plan(count) for ring in rings]
+        places = [
+            [(frame - ring.end, slot) for frame, slot in plan]
+            for ring, plan in zip(rings, plans, strict=True)
+        ]
+        self._write(layer, chosen, places, keys, values)
+        for ring, plan in zip(rings, plans, strict=True):
+            ring.advance(count, plan, self._mode is Positions.RECOMPUTE)
+
+    def rewrite(
+        self,
+        layer: int,
+        frames: Sequence[int],
+        keys: Tensor,
+        values: Tensor,
+        items: Sequence[int] | None = None,
+    ) -> None:
+        """Writes frames again where they lie: after a prompt switch, or in mode RECOMPUTE.
+
+        Args:
+            frames: their true numbers, in the order of `keys`; one that was never written is
+                refused, one that is outside of the layer's scope is left out.
+        """
+        chosen = self._items(items)
+        count = self._count(keys, values, len(chosen))
+        if count != len(frames) or len(set(frames)) != count:
+            raise ValueError(f"keys hold {count} frames, but {list(frames)} were named")
+        rings = [self._rings[layer][item] for item in chosen]
+        for ring in rings:
+            if not all(0 <= frame < ring.end for frame in frames):
+                raise ValueError(f"only frames before {ring.end} can be rewritten, got {frames}")
+        places = [
+            [(n, ring.frames.index(f)) for n, f in enumerate(frames) if f in ring.frames]
+            for ring in rings
+        ]
+        self._write(layer, chosen, places, keys, values)
+        for ring in rings:
+            ring.stale -= set(frames)
+
+    def clear(self, items: Sequence[int] | None = None) -> None:
+        """Forgets all frames of some items (None for all), which begin again at frame 0."""
+        for item in self._items(items):
+            for layer in self._rings:
+                layer[item].clear()
+
+    def snapshot(self) -> Snapshot:
+        """This moment, for `rollback`; free now, it grows by what is overwritten while held."""
+        taken = Snapshot(self._token, [[ring.numbers() for ring in row] for row in self._rings])
+        self._snapshots.add(taken)
+        return taken
+
+    def rollback(self, snapshot: Snapshot) -> None:
+        """Goes back to that moment, to the bit; the snapshot and others stay good."""
+        if snapshot.owner is not self._token:
+            raise ValueError("this snapshot is of another cache: roll that one back")
+        for where, raw in snapshot.saved.items():
+            self._put(where, raw)
+        snapshot.saved.clear()
+        self._restore(snapshot.numbers)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a new process needs to go on to the same bits; tensors are copies."""
+        return {
+            "format": FORMAT,
+            "settings": self.settings.to_dict(),
+            "numbers": [[ring.numbers() for ring in row] for row in self._rings],
+            "layers": [
+                {name: part.clone() for name, part in store.parts.items()} for store in self._stores
+            ],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave; the device may be another.
+
+        Raises:
+            ValueError: made with other settings; nothing was changed then.
+        """
+        if state.get("format") != FORMAT:
+            raise ValueError(f"format must be {FORMAT}, got {state.get('format')!r}")
+        mine, theirs = self.settings.to_dict(), dict(state["settings"])
+        differ = [name for name in mine if name != "device" and mine[name] != theirs.get(name)]
+        if differ:
+            wanted = ", ".join(f"{name}={theirs.get(name)!r}" for name in differ)
+            raise ValueError(f"the state needs a cache with {wanted}")
+        for layer, parts in enumerate(state["layers"]):
+            for item, slot in self._all_slots(layer):
+                self._put((layer, item, slot), {n: part[item, slot] for n, part in parts.items()})
+        self._restore(state["numbers"])
+
+    def _all_slots(self, layer: int) -> list[tuple[int, int]]:
+        rings = self._rings[layer]
+        return [(item, slot) for item, ring in enumerate(rings) for slot in range(len(ring.frames))]
+
+    def _restore(self, rows: list[list[dict[str, Any]]]) -> None:
+        for rings, row in zip(self._rings, rows, strict=True):
+            for ring, state in zip(rings, row, strict=True):
+                ring.restore(**state)
+
+    def _write(
+        self,
+        layer: int,
+        items: Sequence[int],
+        places: list[list[tuple[int, int]]],
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """Writes frame n of the chunk into its slot, for each (n, slot) of each item."""
+        shape = (len(items), -1, self.settings.frame_tokens, *keys.shape[2:])
+        # All that allocates comes first: if memory runs out, nothing was written.
+        raw = self._stores[layer].encode(keys.reshape(shape), values.reshape(shape))
+        wanted = [
+            (row, n, (layer, item, slot))
+            for row, item in enumerate(items)
+            for n, slot in places[row]
+        ]
+        for _, _, where in wanted:
+            self._save(where)
+        for row, n, (_, item, slot) in wanted:
+            part = {name: tensor[row, n] for name, tensor in raw.items()}
+            self._stores[layer].put((item, slot), part)
+
+    def _put(self, where: Where, raw: Raw) -> None:
+        self._save(where)
+        layer, item, slot = where
+        self._stores[layer].put((item, slot), raw)
+
+    def _save(self, where: Where) -> None:
+        """Lets every live snapshot keep what lies there."""
+        layer, item, slot = where
+        for snapshot in self._snapshots:
+            if snapshot.wants(where):
+                snapshot.saved[where] = self._stores[layer].take((item, slot))
+
+    def _items(self, items: Sequence[int] | None) -> list[int]:
+        batch = self.settings.batch_size
+        chosen = list(range(batch)) if items is None else list(items)
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(batch)):
+            raise ValueError(f"items must be different ones of 0 to {batch - 1}, got {chosen}")
+        return chosen
+
+    def _count(self, keys: Tensor, values: Tensor, items: int) -> int:
+        """How many frames a chunk holds, after a look at its shape."""
+        made = self.settings
+        wanted = f"[{items}, frames * {made.frame_tokens}, {made.num_heads}, {made.head_dim}]"
+        for name, tensor in (("keys", keys), ("values", values)):
+            shape = tuple(tensor.shape)
+            if (
+                shape != tuple(keys.shape)
+                or len(shape) != 4
+                or (shape[0], *shape[2:]) != (items, made.num_heads, made.head_dim)
+                or shape[1] % made.frame_tokens
+                or not shape[1]
+            ):
+                raise ValueError(f"{name} must be {wanted}, got {list(shape)}")
+        return keys.shape[1] // made.frame_tokens
+
+    def _check_room(self, layer: int, count: int, items: Sequence[int]) -> None:
+        if count < 1:
+            raise ValueError(f"a chunk has at least one frame, got {count}")
+        for item in items:
+            ring = self._rings[layer][item]
+            reason = refusal(self._mode, len(ring.held()), ring.end, count, self._span)
+            if reason:
+                raise ValueError(reason)
