@@ -9,11 +9,12 @@ from weakref import WeakSet
 from torch import Tensor
 
 from .journal import Snapshot, Where
+from .pages import PageView
 from .positions import Positions, refusal
-from .ring import Ring
+from .ring import EMPTY, Ring
 from .settings import RollingSettings
-from .store import Raw, SlotStore
-from .view import KVView, numbers, padded, real
+from .store import Raw, Slot, SlotStore
+from .view import Entries, KVView, entries, real
 
 FORMAT = 1
 
@@ -39,17 +40,17 @@ class RollingCache:
 
     def __init__(self, sink_size: int, window_size: int, **settings: Any) -> None:
         self.settings = RollingSettings(sink_size=sink_size, window_size=window_size, **settings)
-        scopes, made = self.settings.layers, self.settings
+        made = self.settings
         self._token = object()
-        self._span, self._mode, self._dtype = made.span, made.mode, made.torch_dtype
+        self._span, self._mode = made.span, made.mode
         self._rings = [
-            [Ring(scope, [-1] * scope.slots) for _ in range(made.batch_size)] for scope in scopes
+            [
+                Ring(scope, [EMPTY] * scope.slots, made.device_slots(scope))
+                for _ in range(made.batch_size)
+            ]
+            for scope in made.layers
         ]
-        tail = (made.frame_tokens, made.num_heads, made.head_dim)
-        self._stores = [
-            SlotStore((made.batch_size, scope.slots, *tail), made.storage, made.device)
-            for scope in scopes
-        ]
+        self._stores = [SlotStore(made, scope) for scope in made.layers]
         self._snapshots: WeakSet[Snapshot] = WeakSet()
 
     @property
@@ -59,6 +60,11 @@ class RollingCache:
         return sum(store.nbytes for store in self._stores) + saved
 
     @property
+    def host_nbytes(self) -> int:
+        """Those of the bytes held that lie in the host's memory, behind `device_size`."""
+        return sum(store.host_nbytes for store in self._stores)
+
+    @property
     def bytes_written(self) -> int:
         """Bytes that were ever written into slots; what a chunk adds is the chunk's own."""
         return sum(store.bytes_written for store in self._stores)
@@ -66,6 +72,11 @@ class RollingCache:
     def frames(self, layer: int, item: int = 0) -> list[int]:
         """True numbers of the frames that a layer keeps, in order of time."""
         return sorted(self._rings[layer][item].held())
+
+    def on_host(self, layer: int, item: int = 0) -> list[int]:
+        """Those of the frames kept that lie in the host's memory, in order of time."""
+        ring = self._rings[layer][item]
+        return sorted(f for f in ring.frames[ring.device_slots :] if f != EMPTY)
 
     def next_frame(self, layer: int = 0, item: int = 0) -> int:
         """The true number of the frame that comes next."""
@@ -80,31 +91,52 @@ class RollingCache:
         for layer in range(self.settings.num_layers):
             self._check_room(layer, count, self._items(items))
 
-    def read(self, layer: int, count: int, items: Sequence[int] | None = None) -> KVView:
+    def read(
+        self,
+        layer: int,
+        count: int,
+        items: Sequence[int] | None = None,
+        pages: Sequence[Sequence[int]] | None = None,
+    ) -> KVView:
         """What a chunk of `count` frames may attend to in a layer, beside itself.
 
         Args:
             items: batch items, in the order wanted; None for all.
+            pages: for each item the pages to read, counted as `summaries` lists them; None for
+                whole frames. Frames on the host send over what is read and nothing else.
         """
-        chosen = self._items(items)
-        self._check_room(layer, count, chosen)
-        rings = [self._rings[layer][item] for item in chosen]
-        for item, ring in zip(chosen, rings, strict=True):
-            if ring.stale:
-                raise ValueError(
-                    f"frames {sorted(ring.stale)} of item {item} carry evicted context: "
-                    f"recompute them without it and `rewrite` them in layer {layer}"
-                )
-        frames, positions, first = numbers(rings, count, self._mode, self._span)
-        slots = padded([ring.slots() for ring in rings], -1)
-        keys, values = self._stores[layer].read(chosen, slots, self._dtype)
+        chosen, found = self._entries(layer, count, items)
+        tokens = self.settings.frame_tokens
+        if pages is not None:
+            tokens = self._page_tokens()
+            found = found.pages(pages, self.settings.frame_tokens // tokens)
+        keys, values = self._stores[layer].read(chosen, found.places, paged=pages is not None)
         return KVView(
             keys=keys,
             values=values,
-            frames=tuple(map(tuple, frames)),
-            positions=tuple(map(tuple, positions)),
-            chunk_positions=tuple(first),
-            mask=real(frames, self.settings.frame_tokens, keys),
+            frames=tuple(map(tuple, found.frames)),
+            positions=tuple(map(tuple, found.positions)),
+            chunk_positions=tuple(found.chunk_positions),
+            mask=real(found.frames, tokens, keys),
+        )
+
+    def summaries(self, layer: int, count: int, items: Sequence[int] | None = None) -> PageView:
+        """Mean, minimum and maximum of the keys of every page that `read` can give.
+
+        Raises:
+            ValueError: the cache was made without page_tokens.
+        """
+        each = self.settings.frame_tokens // self._page_tokens()
+        chosen, frames = self._entries(layer, count, items)
+        mean, minimum, maximum = self._stores[layer].summaries(chosen, frames.places)
+        pages = frames.pages(None, each)
+        return PageView(
+            mean=mean,
+            minimum=minimum,
+            maximum=maximum,
+            frames=tuple(map(tuple, pages.frames)),
+            positions=tuple(map(tuple, pages.positions)),
+            chunk_positions=tuple(pages.chunk_positions),
         )
 
     def append(
@@ -120,10 +152,15 @@ class RollingCache:
         rings = [self._rings[layer][item] for item in chosen]
         plans = [ring.plan(count) for ring in rings]
         places = [
-            [(frame - ring.end, slot) for frame, slot in plan]
+            [(frame - ring.end, slot) for frame, slot in plan.writes]
             for ring, plan in zip(rings, plans, strict=True)
         ]
-        self._write(layer, chosen, places, keys, values)
+        moves = [
+            ((item, source), (item, target))
+            for item, plan in zip(chosen, plans, strict=True)
+            for _, source, target in plan.moves
+        ]
+        self._write(layer, chosen, places, keys, values, moves)
         for ring, plan in zip(rings, plans, strict=True):
             ring.advance(count, plan, self._mode is Positions.RECOMPUTE)
 
@@ -184,9 +221,7 @@ class RollingCache:
             "format": FORMAT,
             "settings": self.settings.to_dict(),
             "numbers": [[ring.numbers() for ring in row] for row in self._rings],
-            "layers": [
-                {name: part.clone() for name, part in store.parts.items()} for store in self._stores
-            ],
+            "layers": [store.export() for store in self._stores],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -207,6 +242,26 @@ class RollingCache:
                 self._put((layer, item, slot), {n: part[item, slot] for n, part in parts.items()})
         self._restore(state["numbers"])
 
+    def _page_tokens(self) -> int:
+        if self.settings.page_tokens is None:
+            raise ValueError("this cache has no pages: make it with page_tokens")
+        return self.settings.page_tokens
+
+    def _entries(
+        self, layer: int, count: int, items: Sequence[int] | None
+    ) -> tuple[list[int], Entries]:
+        """The items asked for and their frames, if a chunk of `count` frames may read them now."""
+        chosen = self._items(items)
+        self._check_room(layer, count, chosen)
+        rings = [self._rings[layer][item] for item in chosen]
+        for item, ring in zip(chosen, rings, strict=True):
+            if ring.stale:
+                raise ValueError(
+                    f"frames {sorted(ring.stale)} of item {item} carry evicted context: "
+                    f"recompute them without it and `rewrite` them in layer {layer}"
+                )
+        return chosen, entries(rings, count, self._mode, self._span)
+
     def _all_slots(self, layer: int) -> list[tuple[int, int]]:
         rings = self._rings[layer]
         return [(item, slot) for item, ring in enumerate(rings) for slot in range(len(ring.frames))]
@@ -223,8 +278,9 @@ class RollingCache:
         places: list[list[tuple[int, int]]],
         keys: Tensor,
         values: Tensor,
+        moves: Sequence[tuple[Slot, Slot]] = (),
     ) -> None:
-        """Writes frame n of the chunk into its slot, for each (n, slot) of each item."""
+        """Makes the moves, then writes frame n of the chunk for each (n, slot) of each item."""
         shape = (len(items), -1, self.settings.frame_tokens, *keys.shape[2:])
         # All that allocates comes first: if memory runs out, nothing was written.
         raw = self._stores[layer].encode(keys.reshape(shape), values.reshape(shape))
@@ -233,8 +289,12 @@ class RollingCache:
             for row, item in enumerate(items)
             for n, slot in places[row]
         ]
+        for _, target in moves:
+            self._save((layer, *target))
         for _, _, where in wanted:
             self._save(where)
+        for source, target in moves:
+            self._stores[layer].move(source, target)
         for row, n, (_, item, slot) in wanted:
             part = {name: tensor[row, n] for name, tensor in raw.items()}
             self._stores[layer].put((item, slot), part)

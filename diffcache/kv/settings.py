@@ -29,6 +29,10 @@ class RollingSettings:
         storage: float32, bfloat16, float16, float8_e4m3 or int8.
         dtype: what a read gives.
         device: where the slots lie.
+        device_size: frames of each layer that lie there, sinks and the newest; older ones lie in
+            the host's memory. None for all.
+        page_tokens: size of the pages whose summaries are kept, a divisor of frame_tokens; None
+            for no pages.
 
     Raises:
         ValueError: a size out of range, an unknown name, a table of the wrong length.
@@ -47,6 +51,8 @@ class RollingSettings:
     storage: str = "bfloat16"
     dtype: str = "bfloat16"
     device: str = "cpu"
+    device_size: int | None = None
+    page_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -55,6 +61,14 @@ class RollingSettings:
             _check_count(name, getattr(self, name), 0)
         if self.max_position is not None:
             _check_count("max_position", self.max_position, 1)
+        if self.device_size is not None:
+            _check_count("device_size", self.device_size, self.sink_size + 1)
+        if self.page_tokens is not None:
+            _check_count("page_tokens", self.page_tokens, 1)
+            if self.frame_tokens % self.page_tokens:
+                raise ValueError(
+                    f"page_tokens must divide {self.frame_tokens}, got {self.page_tokens}"
+                )
         modes = [mode.value for mode in Positions]
         _check_choice("positions", getattr(self.positions, "value", self.positions), modes)
         _check_choice("storage", self.storage, STORAGE)
@@ -98,14 +112,29 @@ class RollingSettings:
     def torch_dtype(self) -> torch.dtype:
         return FLOATS[self.dtype]
 
-    def layer_nbytes(self, layer: int) -> int:
-        """Bytes of one layer's slots, all batch items."""
-        tokens = self.batch_size * self.layers[layer].slots * self.frame_tokens
-        return 2 * tokens * self.num_heads * token_nbytes(self.storage, self.head_dim)
+    def device_slots(self, kept: Scope) -> int:
+        """How many slots of a layer of that scope lie on the device."""
+        return kept.slots if self.device_size is None else min(kept.slots, self.device_size)
+
+    def frame_nbytes(self) -> int:
+        """Bytes of the keys and values of one frame in one layer, summaries aside."""
+        tokens = 2 * self.frame_tokens * self.num_heads
+        return tokens * token_nbytes(self.storage, self.head_dim)
+
+    def summary_nbytes(self) -> int:
+        """Bytes of the page summaries of one frame in one layer: three in fp32 for each page."""
+        pages = 0 if self.page_tokens is None else self.frame_tokens // self.page_tokens
+        return 3 * pages * self.num_heads * self.head_dim * 4
 
     def nbytes(self) -> int:
         """Bytes that the cache will hold from its first moment to its last, snapshots aside."""
-        return sum(self.layer_nbytes(layer) for layer in range(self.num_layers))
+        frames = self.batch_size * sum(layer.slots for layer in self.layers)
+        return frames * (self.frame_nbytes() + self.summary_nbytes())
+
+    def host_nbytes(self) -> int:
+        """How many of these lie in the host's memory, behind `device_size`."""
+        frames = sum(layer.slots - self.device_slots(layer) for layer in self.layers)
+        return self.batch_size * frames * self.frame_nbytes()
 
     def to_dict(self) -> dict[str, object]:
         """Plain values, as `RollingSettings(**...)` takes them."""
