@@ -47,3 +47,13 @@ def decode(coded: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     if scale is None:
         return coded.to(dtype)
     return (coded.float() * scale).to(dtype)
+
+
+def storage_error(x: Tensor, storage: str) -> float:
+    """How far storing `x` [..., head_dim] moves it from what bfloat16 holds.
+
+    The root of the mean square of the difference over that of `x` in bfloat16; 0 for no numbers.
+    """
+    held = x.to(torch.bfloat16).float()
+    read = decode(*encode(held, storage), torch.float32)
+    return float((read - held).norm() / held.norm().clamp(min=torch.finfo(torch.float32).tiny))

@@ -71,7 +71,7 @@ class RollingCache:
 
     def frames(self, layer: int, item: int = 0) -> list[int]:
         """True numbers of the frames that a layer keeps, in order of time."""
-        return sorted(self._rings[layer][item].held())
+        return sorted(self._rings[self._layer(layer)][item].held())
 
     def on_host(self, layer: int, item: int = 0) -> list[int]:
         """Those of the frames kept that lie in the host's memory, in order of time."""
@@ -105,6 +105,7 @@ class RollingCache:
             pages: for each item the pages to read, counted as `summaries` lists them; None for
                 whole frames. Frames on the host send over what is read and nothing else.
         """
+        layer = self._layer(layer)
         chosen, found = self._entries(layer, count, items)
         tokens = self.settings.frame_tokens
         if pages is not None:
@@ -127,6 +128,7 @@ class RollingCache:
             ValueError: the cache was made without page_tokens.
         """
         each = self.settings.frame_tokens // self._page_tokens()
+        layer = self._layer(layer)
         chosen, frames = self._entries(layer, count, items)
         mean, minimum, maximum = self._stores[layer].summaries(chosen, frames.places)
         pages = frames.pages(None, each)
@@ -146,7 +148,7 @@ class RollingCache:
 
         Frames that fall out of the layer's scope make room; a frame outside of it is not written.
         """
-        chosen = self._items(items)
+        layer, chosen = self._layer(layer), self._items(items)
         count = self._count(keys, values, len(chosen))
         self._check_room(layer, count, chosen)
         rings = [self._rings[layer][item] for item in chosen]
@@ -178,7 +180,7 @@ class RollingCache:
             frames: their true numbers, in the order of `keys`; one that was never written is
                 refused, one that is outside of the layer's scope is left out.
         """
-        chosen = self._items(items)
+        layer, chosen = self._layer(layer), self._items(items)
         count = self._count(keys, values, len(chosen))
         if count != len(frames) or len(set(frames)) != count:
             raise ValueError(f"keys hold {count} frames, but {list(frames)} were named")
@@ -228,7 +230,7 @@ class RollingCache:
         """Takes what `state_dict` gave; the device may be another.
 
         Raises:
-            ValueError: made with other settings; nothing was changed then.
+            ValueError: made with other settings, or damaged; nothing was changed then.
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"format must be {FORMAT}, got {state.get('format')!r}")
@@ -237,6 +239,8 @@ class RollingCache:
         if differ:
             wanted = ", ".join(f"{name}={theirs.get(name)!r}" for name in differ)
             raise ValueError(f"the state needs a cache with {wanted}")
+        for store, parts in zip(self._stores, state["layers"], strict=True):
+            store.check(parts)
         for layer, parts in enumerate(state["layers"]):
             for item, slot in self._all_slots(layer):
                 self._put((layer, item, slot), {n: part[item, slot] for n, part in parts.items()})
@@ -310,6 +314,13 @@ class RollingCache:
         for snapshot in self._snapshots:
             if snapshot.wants(where):
                 snapshot.saved[where] = self._stores[layer].take((item, slot))
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= layer < self.settings.num_layers:
+            raise ValueError(
+                f"layer must be one of 0 to {self.settings.num_layers - 1}, got {layer}"
+            )
+        return layer
 
     def _items(self, items: Sequence[int] | None) -> list[int]:
         batch = self.settings.batch_size

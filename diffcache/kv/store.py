@@ -107,6 +107,15 @@ class SlotStore:
             for name, part in self.parts.items()
         }
 
+    def check(self, exported: Raw) -> None:
+        """Raises ValueError unless `export` of a store like this one could have given that."""
+        found = {name: (tuple(part.shape), part.dtype) for name, part in exported.items()}
+        for name, part in self.parts.items():
+            slots = part.shape[1] + (self.host[name].shape[1] if name in self.host else 0)
+            wanted = ((part.shape[0], slots, *part.shape[2:]), part.dtype)
+            if found.pop(name, None) != wanted:
+                raise ValueError(f"{name} of the state must be {wanted}: it is damaged")
+
     def _at(self, name: str, slot: Slot) -> Tensor:
         """What lies in one slot, where it lies."""
         item, place = slot

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from diffcache.kv.codec import STORAGE, decode, encode, token_nbytes
+from diffcache.kv.codec import STORAGE, decode, encode, storage_error, token_nbytes
 
 # Largest error over the largest magnitude of the token's head: half a step of each type.
 BOUND = {
@@ -60,6 +60,15 @@ def test_zeros_stay_zeros_and_what_is_not_finite_reads_as_nan(storage: str) -> N
     found = decode(*encode(x, storage), torch.float32)
     assert torch.equal(found[0], x[0]) and torch.equal(found[3], x[3])
     assert found[1:3].isnan().all()
+
+
+def test_error_against_bfloat16() -> None:
+    x = torch.randn(100, 64, generator=torch.Generator().manual_seed(1))
+    errors = {storage: storage_error(x, storage) for storage in STORAGE}
+    assert errors["bfloat16"] == errors["float32"] == 0
+    # int8: a step of about 2.6 / 127, a uniform error of step / sqrt(12). e4m3: three bits.
+    assert 0.004 < errors["int8"] < 0.008 and 0.015 < errors["float8_e4m3"] < 0.035
+    assert storage_error(torch.zeros(2, 8), "int8") == 0
 
 
 @pytest.mark.parametrize("storage", ["int8", "float8_e4m3"])

@@ -283,6 +283,14 @@ def test_bad_calls_are_refused(make: Make, chunk: Any) -> None:
         cache.append(0, keys, values[:, :3])
     with pytest.raises(ValueError, match="items must be different ones of 0 to 1"):
         cache.append(0, keys, values, items=[0, 2])
+    for call in (
+        lambda: cache.append(-1, keys, values),
+        lambda: cache.read(2, 1),
+        lambda: cache.rewrite(2, [0], keys, values),
+        lambda: cache.frames(-1),
+    ):
+        with pytest.raises(ValueError, match="layer must be one of 0 to 1, got"):
+            call()
     with pytest.raises(ValueError, match="at least one frame"):
         cache.read(0, 0)
     with pytest.raises(ValueError, match="only frames before 0 can be rewritten"):

@@ -159,4 +159,8 @@ def test_a_state_of_other_settings_is_refused_and_changes_nothing(make: Make, ch
         cache.load_state_dict(make(1, 4).state_dict())
     with pytest.raises(ValueError, match="format must be 1, got None"):
         cache.load_state_dict({})
+    damaged = make(1, 3).state_dict()
+    damaged["layers"][1]["keys"] = damaged["layers"][1]["keys"][:, :2]
+    with pytest.raises(ValueError, match="keys of the state must be"):
+        cache.load_state_dict(damaged)
     assert content(cache) == seen
