@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
+from .checks import batch_items, check_layer, chunk_frames
 from .journal import Snapshot, Where
 from .pages import PageView
 from .positions import Positions, refusal
@@ -71,7 +72,7 @@ class RollingCache:
 
     def frames(self, layer: int, item: int = 0) -> list[int]:
         """True numbers of the frames that a layer keeps, in order of time."""
-        return sorted(self._rings[self._layer(layer)][item].held())
+        return sorted(self._rings[layer][item].held())
 
     def on_host(self, layer: int, item: int = 0) -> list[int]:
         """Those of the frames kept that lie in the host's memory, in order of time."""
@@ -89,7 +90,7 @@ class RollingCache:
     def check_room(self, count: int, items: Sequence[int] | None = None) -> None:
         """Raises ValueError if a chunk of `count` frames would leave the rotary table."""
         for layer in range(self.settings.num_layers):
-            self._check_room(layer, count, self._items(items))
+            self._check_room(layer, count, batch_items(self.settings, items))
 
     def read(
         self,
@@ -105,7 +106,6 @@ class RollingCache:
             pages: for each item the pages to read, counted as `summaries` lists them; None for
                 whole frames. Frames on the host send over what is read and nothing else.
         """
-        layer = self._layer(layer)
         chosen, found = self._entries(layer, count, items)
         tokens = self.settings.frame_tokens
         if pages is not None:
@@ -128,7 +128,6 @@ class RollingCache:
             ValueError: the cache was made without page_tokens.
         """
         each = self.settings.frame_tokens // self._page_tokens()
-        layer = self._layer(layer)
         chosen, frames = self._entries(layer, count, items)
         mean, minimum, maximum = self._stores[layer].summaries(chosen, frames.places)
         pages = frames.pages(None, each)
@@ -148,8 +147,9 @@ class RollingCache:
 
         Frames that fall out of the layer's scope make room; a frame outside of it is not written.
         """
-        layer, chosen = self._layer(layer), self._items(items)
-        count = self._count(keys, values, len(chosen))
+        check_layer(self.settings, layer)
+        chosen = batch_items(self.settings, items)
+        count = chunk_frames(self.settings, keys, values, len(chosen))
         self._check_room(layer, count, chosen)
         rings = [self._rings[layer][item] for item in chosen]
         plans = [ring.plan(count) for ring in rings]
@@ -180,8 +180,9 @@ class RollingCache:
             frames: their true numbers, in the order of `keys`; one that was never written is
                 refused, one that is outside of the layer's scope is left out.
         """
-        layer, chosen = self._layer(layer), self._items(items)
-        count = self._count(keys, values, len(chosen))
+        check_layer(self.settings, layer)
+        chosen = batch_items(self.settings, items)
+        count = chunk_frames(self.settings, keys, values, len(chosen))
         if count != len(frames) or len(set(frames)) != count:
             raise ValueError(f"keys hold {count} frames, but {list(frames)} were named")
         rings = [self._rings[layer][item] for item in chosen]
@@ -198,7 +199,7 @@ class RollingCache:
 
     def clear(self, items: Sequence[int] | None = None) -> None:
         """Forgets all frames of some items (None for all), which begin again at frame 0."""
-        for item in self._items(items):
+        for item in batch_items(self.settings, items):
             for layer in self._rings:
                 layer[item].clear()
 
@@ -255,7 +256,8 @@ class RollingCache:
         self, layer: int, count: int, items: Sequence[int] | None
     ) -> tuple[list[int], Entries]:
         """The items asked for and their frames, if a chunk of `count` frames may read them now."""
-        chosen = self._items(items)
+        check_layer(self.settings, layer)
+        chosen = batch_items(self.settings, items)
         self._check_room(layer, count, chosen)
         rings = [self._rings[layer][item] for item in chosen]
         for item, ring in zip(chosen, rings, strict=True):
@@ -314,36 +316,6 @@ class RollingCache:
         for snapshot in self._snapshots:
             if snapshot.wants(where):
                 snapshot.saved[where] = self._stores[layer].take((item, slot))
-
-    def _layer(self, layer: int) -> int:
-        if not 0 <= layer < self.settings.num_layers:
-            raise ValueError(
-                f"layer must be one of 0 to {self.settings.num_layers - 1}, got {layer}"
-            )
-        return layer
-
-    def _items(self, items: Sequence[int] | None) -> list[int]:
-        batch = self.settings.batch_size
-        chosen = list(range(batch)) if items is None else list(items)
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(batch)):
-            raise ValueError(f"items must be different ones of 0 to {batch - 1}, got {chosen}")
-        return chosen
-
-    def _count(self, keys: Tensor, values: Tensor, items: int) -> int:
-        """How many frames a chunk holds, after a look at its shape."""
-        made = self.settings
-        wanted = f"[{items}, frames * {made.frame_tokens}, {made.num_heads}, {made.head_dim}]"
-        for name, tensor in (("keys", keys), ("values", values)):
-            shape = tuple(tensor.shape)
-            if (
-                shape != tuple(keys.shape)
-                or len(shape) != 4
-                or (shape[0], *shape[2:]) != (items, made.num_heads, made.head_dim)
-                or shape[1] % made.frame_tokens
-                or not shape[1]
-            ):
-                raise ValueError(f"{name} must be {wanted}, got {list(shape)}")
-        return keys.shape[1] // made.frame_tokens
 
     def _check_room(self, layer: int, count: int, items: Sequence[int]) -> None:
         if count < 1:

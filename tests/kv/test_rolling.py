@@ -287,7 +287,7 @@ def test_bad_calls_are_refused(make: Make, chunk: Any) -> None:
         lambda: cache.append(-1, keys, values),
         lambda: cache.read(2, 1),
         lambda: cache.rewrite(2, [0], keys, values),
-        lambda: cache.frames(-1),
+        lambda: cache.read(-1, 1),
     ):
         with pytest.raises(ValueError, match="layer must be one of 0 to 1, got"):
             call()
