@@ -35,10 +35,9 @@ def encode(x: Tensor, storage: str) -> tuple[Tensor, Tensor | None]:
     dtype, largest = SCALED[storage]
     x = x.float()
     scale = x.abs().amax(dim=-1, keepdim=True) / largest
-    # Zeros divide by the smallest normal number; an infinite scale becomes NaN.
-    scale = scale.clamp(min=torch.finfo(torch.float32).tiny) + 0 * scale
-    coded = x / scale
-    coded = coded.nan_to_num(nan=0.0, posinf=largest, neginf=-largest).clamp(-largest, largest)
+    # Zeros divide by the smallest normal number. An infinite or NaN scale makes all it scales NaN.
+    scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+    coded = (x / scale).nan_to_num(nan=0.0).clamp(-largest, largest)
     return (coded.round() if storage == "int8" else coded).to(dtype), scale
 
 

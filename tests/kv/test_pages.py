@@ -82,6 +82,16 @@ def test_a_page_of_one_token_is_bounded_by_its_own_logit(make: Make, chunk: Any)
     torch.testing.assert_close(page_bound(query, pages.minimum, pages.maximum), logits)
 
 
+def test_rounding_does_not_carry_a_logit_over_the_bound() -> None:
+    generator = torch.Generator().manual_seed(8)
+    query, keys = torch.randn(2, 1, 200, 3, 128, generator=generator)  # pages of one key
+    exact = (query.double() * keys.double()).sum(-1)[:, None]
+    bound = page_bound(query[:, None], keys, keys)
+    assert ((query * keys).sum(-1)[:, None].double() < exact).any(), "some sums round down"
+    assert (bound.double() >= exact).all()
+    torch.testing.assert_close(bound.double(), exact, atol=1e-2, rtol=0)
+
+
 def test_summaries_are_counted_and_follow_rollback_and_state(make: Make, chunk: Any) -> None:
     cache = make(1, 3, page_tokens=1)
     plain = make(1, 3)
