@@ -104,9 +104,9 @@ def test_published_numbers_are_taken_by_model_and_signal(model, signal, at, cell
     entry = KNOWN[model]["signals"][signal]
     gate = FittedAccumulate(model=model)
     cell = cell_of(probe={"kind": "time_signal", "signal": signal}, metric="previous_l1", gate=gate)
-    assert f"threshold {entry['threshold']:g}" in gate.remark(cell.policy)
+    assert f"threshold {entry['threshold']:g}" in gate.remark(cell.policy, at(1))
     own = FittedAccumulate(model=model, threshold=0.01, coefficients=(1.0, 0.0))
-    assert own.remark(cell.policy) is None
+    assert own.remark(cell.policy, at(1)) is None
     assert summed(own, cell, at(1, 50), 0.25) == 0.25
 
 
@@ -128,7 +128,7 @@ def test_no_foreign_polynomial(signal, at, cell_of):
     gate = FittedAccumulate(model="flux.1-dev")
     cell = cell_of(probe={"kind": "time_signal", "signal": signal}, metric="previous_l1", gate=gate)
     assert summed(gate, cell, at(1, 28), 0.25) == 0.25
-    assert f"threshold {PLAIN_THRESHOLD:g}" in gate.remark(cell.policy)
+    assert f"threshold {PLAIN_THRESHOLD:g}" in gate.remark(cell.policy, at(1))
 
 
 @pytest.mark.parametrize(
