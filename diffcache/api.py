@@ -15,6 +15,7 @@ from .denoiser import ATTRIBUTE, Denoiser, refuse_double
 from .errors import DiffcacheError, DiffcacheWarning
 from .hooks import CallHook, InstancePatch
 from .policy import Policy
+from .progress import Heard, Progress, listen
 from .records import Report
 from .registry import get_policy
 
@@ -72,7 +73,8 @@ def unwrap(target: Any) -> Any:
             state.remove()
     watched = getattr(target, "__dict__", {}).get(PIPELINE_ATTRIBUTE)
     if watched is not None:
-        watched.patch.remove()
+        for patch in watched.patches:
+            patch.remove()
     getattr(target, "__dict__", {}).pop(PIPELINE_ATTRIBUTE, None)
     return target
 
@@ -227,6 +229,7 @@ def _install(
     modules: Mapping[str, nn.Module], policies: Mapping[str, Policy], strict: bool
 ) -> None:
     """All or nothing: every site is found before the first hook is put on."""
+    from .pipelines.passes import writes_kv
     from .pipelines.signals import read_signal
 
     prepared = []
@@ -242,7 +245,7 @@ def _install(
     for state, fresh, policy, site in prepared:
         state.use(policy, site)
         state.strict = strict
-        state.signal = read_signal
+        state.signal, state.writes = read_signal, writes_kv
         if fresh:
             state.install()
 
@@ -271,6 +274,7 @@ def _states(target: Any) -> list[Denoiser]:
 
 def _watch(pipeline: Any, states: list[Denoiser]) -> None:
     """Shows the pipeline's scheduler to the denoisers; frees their history when its call ends."""
+    from .pipelines.chunked import chunk_rule
     from .pipelines.denoisers import served_timesteps
 
     for state in states:
@@ -278,20 +282,23 @@ def _watch(pipeline: Any, states: list[Denoiser]) -> None:
     if not hasattr(pipeline, "maybe_free_model_hooks"):
         return
     if pipeline.__dict__.get(PIPELINE_ATTRIBUTE) is None:
-        pipeline.__dict__[PIPELINE_ATTRIBUTE] = Watched(_patch_end_of_run(pipeline))
+        rule = chunk_rule(pipeline)
+        heard = [] if rule is None else listen(pipeline, rule, _progresses)
+        patches: list[InstancePatch | Heard] = [_patch_end_of_run(pipeline), *heard]
+        pipeline.__dict__[PIPELINE_ATTRIBUTE] = Watched(patches)
     for state in states:
         seen = (weakref.ref(state.module), state.strict)
         pipeline.__dict__[PIPELINE_ATTRIBUTE].modules[state.name] = seen
 
 
 class Watched:
-    """What stands on a wrapped pipeline: a patch, and by name what was wrapped, and how strictly.
+    """What stands on a wrapped pipeline: patches, and by name what was wrapped, and how strictly.
 
     Copies and pickles of the pipeline are not wrapped.
     """
 
-    def __init__(self, patch: InstancePatch) -> None:
-        self.patch = patch
+    def __init__(self, patches: list[InstancePatch | Heard]) -> None:
+        self.patches = patches
         self.modules: dict[str, tuple[Callable[[], Any], bool]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -324,6 +331,11 @@ def _patch_end_of_run(pipeline: Any) -> InstancePatch:
     return InstancePatch(pipeline, "maybe_free_model_hooks", hook)
 
 
+def _progresses(pipeline: Any) -> list[Progress]:
+    states = map(_state, _denoisers(pipeline, wrapped_only=True).values())
+    return [state.clock.progress for state in states if state is not None]
+
+
 def _reinstall(pipeline: Any) -> None:
     """Model offload puts its own hooks on anew at the end of each call, and drops ours."""
     for module in _denoisers(pipeline, wrapped_only=True).values():
@@ -337,6 +349,7 @@ def _end_of_run(pipeline: Any) -> None:
         state = _state(module)
         if state is not None:
             state.clear()
+            state.clock.progress.end_run()
             _complain(state)
         elif _covered(module) is not None:
             warnings.warn(COVERED, DiffcacheWarning, stacklevel=4)

@@ -20,6 +20,10 @@ class BranchNames:
         self._digests: dict[int, tuple[weakref.ref[Tensor], Any, str]] = {}
         self._names: dict[Any, str] = {}
 
+    def begin(self) -> None:
+        """Names are given anew from here on."""
+        self._names.clear()
+
     def digest(self, conditioning: Sequence[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Content digests by name; only tensors not seen before are read."""
         return tuple((name, self._of(tensor)) for name, tensor in conditioning)

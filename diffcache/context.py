@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .branches import BranchNames
+from .progress import Progress
 from .signature import Call
 from .timesteps import Schedule, Serves
 from .trajectory import Branch, Trajectory, latent_signature
@@ -21,7 +22,7 @@ class CallContext:
 
     Attributes:
         branch: "cond", "uncond" or another name.
-        chunk: index given by `diffcache.chunk`, or None.
+        chunk: index given by `diffcache.chunk`, else the one that the pipeline shows, or None.
         step: distinct times that this denoiser served before in this trajectory.
         branch_step: the same, of this branch alone.
         timestep: as the model is given it.
@@ -65,18 +66,30 @@ class Clock:
         self.pipelines: list[tuple[Callable[[], Any], Serves | None]] = []
         self.named: tuple[str, dict[str, Any]] | None = None
         self.chunk: int | None = None
+        self.progress = Progress()
         self.pass_kind: PassKind = "denoise"
         self.trajectory: Trajectory | None = None
         # `timesteps` that say nothing: not armed since wrap, or found not to be the loop's own.
         self.stale: list[Any] = []
         self._armed: list[Schedule] = []  # oldest first
         self._branches = BranchNames()
+        self._names_of: tuple[Any, ...] = ()  # the part in which they were given
 
     def watch(self, pipeline: Any, serves: Serves | None = None) -> None:
         """Reads the scheduler of this pipeline from now on (weakly held)."""
         others = [(ref, old) for ref, old in self.pipelines if ref() not in (None, pipeline)]
         self.pipelines = [*others, (weakref.ref(pipeline), serves)]
         self._distrust(getattr(getattr(pipeline, "scheduler", None), "timesteps", None))
+
+    @property
+    def chunk_now(self) -> int | None:
+        """The chunk that a call belongs to; the user's word comes first."""
+        return self.progress.chunk if self.chunk is None else self.chunk
+
+    @property
+    def _part(self) -> tuple[Any, ...]:
+        """What a trajectory never goes beyond."""
+        return self.chunk, self.progress.chunk, self.progress.run
 
     def reset(self) -> None:
         """The next call begins a new trajectory."""
@@ -88,12 +101,15 @@ class Clock:
             self.trajectory = None
             return None
         digests = (self._branches.digest(call.conditioning), call.options)
+        if self._names_of != self._part:
+            self._branches.begin()
+            self._names_of = self._part
         name = self.named[0] if self.named else self._branches.name(digests)
         schedule = self._schedule(call.timestep, name)
         reason = self._new_trajectory(call, call.timestep, name, schedule, digests)
         if reason is not None:
             flow = schedule.is_flow if schedule else 0 <= self._named("sigma", 2.0) <= 1
-            self.trajectory = Trajectory(call, schedule, self.chunk, flow)
+            self.trajectory = Trajectory(call, schedule, self.chunk_now, flow, self._part)
         trajectory = self.trajectory
         assert trajectory is not None
         branch = trajectory.branches.setdefault(name, Branch(digests))
@@ -124,7 +140,7 @@ class Clock:
         branch.visit(mark)
         return CallContext(
             branch=name,
-            chunk=self.chunk,
+            chunk=self.chunk_now,
             step=trajectory.step_of(mark),
             branch_step=branch.steps - 1,
             timestep=timestep,
@@ -151,10 +167,12 @@ class Clock:
         old = self.trajectory
         if old is None:
             return "first call"
+        if self.progress.run is not old.part[-1]:
+            return "new run"
+        if self._part != old.part:
+            return "new chunk"
         if schedule is not old.schedule:
             return "scheduler armed anew"
-        if self.chunk != old.chunk:
-            return "new chunk"
         if old.signature != latent_signature(call.inputs):
             return "shape, dtype or device changed"
         branch = old.branches.get(name)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .agreement import Ranks, sharing
-from .context import CallContext, Clock, Trajectory
+from .context import CallContext, Clock, PassKind, Trajectory
 from .features.cell import Cell, Decision
 from .features.sites import Model
 from .features.store import TensorStore
@@ -27,7 +27,7 @@ from .model_site import ModelSite
 from .policy import Policy
 from .records import Recorder, Row
 from .signals import Signal
-from .signature import CallSignature
+from .signature import Call, CallSignature
 from .stack_site import StackSite
 
 ATTRIBUTE = "_diffcache"
@@ -51,6 +51,7 @@ class Denoiser:
         self.strict = False
         self.paused = 0
         self.signal: Signal | None = None  # reads the time signal off a call, for probes of it
+        self.writes: Callable[..., bool] | None = None  # tells a pass that writes keys and values
         self.observer: Callable[[CallContext, Any], None] | None = None  # of calibration
         self.clock = Clock()
         self.recorder = Recorder()
@@ -128,8 +129,10 @@ class Denoiser:
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         call = self.signature.bind(args, kwargs)
-        if self.clock.pass_kind != "denoise":
-            return self._plain(original, args, kwargs, self.clock.pass_kind, call.timestep)
+        kind = self._pass_kind(call)
+        self.clock.progress.hear(call.arguments, wrote=kind == "kv_write")
+        if kind != "denoise":
+            return self._plain(original, args, kwargs, kind, call.timestep, kind)
         if self._records_gradients(call.hidden_states):
             return self._plain(original, args, kwargs, "gradients are recorded", call.timestep)
         before = self.clock.trajectory
@@ -218,24 +221,35 @@ class Denoiser:
         kwargs: dict[str, Any],
         reason: str,
         t: float | None,
+        kind: PassKind = "denoise",
     ) -> Any:
         """Computes without touching any history."""
         name = self.clock.named[0] if self.clock.named else "all"
         time = float("nan") if t is None else t
-        context = CallContext(
-            name, self.clock.chunk, 0, 0, time, None, time, self.clock.pass_kind, None, None
-        )
+        chunk, run = self.clock.chunk_now, self.clock.progress.run
+        context = CallContext(name, chunk, 0, 0, time, None, time, kind, None, None)
+        if run is not None and run is not self.recorder.token:
+            self.recorder.begin(run)
         output = original(*args, **kwargs)
         self.record(context, Decision(False, reason))
         return output
+
+    def _pass_kind(self, call: Call) -> PassKind:
+        """What the user says, else what the call's own arguments tell."""
+        if self.clock.pass_kind != "denoise" or self.writes is None:
+            return self.clock.pass_kind
+        timestep = call.arguments.get(str(self.signature.timestep))
+        return "kv_write" if self.writes(call.arguments, timestep) else "denoise"
 
     def _new_trajectory(self, context: CallContext, before: Trajectory | None) -> None:
         trajectory = self.clock.trajectory
         assert trajectory is not None
         self.ranks = sharing(self.module, self.policy.guards.ranks)
         refuse_double(self.name, self.module)
-        token = trajectory.schedule.token if trajectory.schedule else None
-        further = _further(before, context.chunk)
+        token = self.clock.progress.run
+        if token is None and trajectory.schedule is not None:
+            token = trajectory.schedule.token
+        further = _further(before, trajectory)
         same = before is not None and before.signature == trajectory.signature
         carries = self.policy.axis == "chunk" and further and same
         if not carries:
@@ -298,6 +312,8 @@ def refuse_double(name: str, module: nn.Module) -> None:
     )
 
 
-def _further(before: Trajectory | None, chunk: int | None) -> bool:
-    """Whether `chunk` goes on from where the trajectory before was."""
-    return before is not None and None not in (before.chunk, chunk) and chunk > before.chunk  # type: ignore[operator]
+def _further(before: Trajectory | None, now: Trajectory) -> bool:
+    """Whether this trajectory is of a later chunk of the same run."""
+    if before is None or before.chunk is None or now.chunk is None:
+        return False
+    return now.part[-1] is before.part[-1] and now.chunk > before.chunk

@@ -14,7 +14,7 @@ from .context import CallContext
 from .features.cell import Cell, Decision
 from .features.probes import TimeSignal
 from .signals import SignalCall
-from .signature import Call
+from .signature import Call, tensor_list
 
 if TYPE_CHECKING:
     from .denoiser import Denoiser
@@ -25,7 +25,15 @@ class Template:
     """The shape of a computed output, in which a predicted one is handed out."""
 
     spec: TreeSpec
-    leaves: list[Any]  # floating tensors are replaced by empty ones that carry dtype and device
+    # Floating tensors are replaced by empty ones that carry dtype and device.
+    leaves: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedBack:
+    """In place of a container that a model was given and returns: its cache of keys and values."""
+
+    name: str
 
 
 class ModelSite:
@@ -60,7 +68,7 @@ class ModelSite:
             return self._rebuild(template, cell, context, call)
         inputs, fingerprint = self._snapshot(call, fingerprint)
         output = original(*args, **kwargs)
-        decision, output = self._learn(context, cell, inputs, fingerprint, output, decision)
+        decision, output = self._learn(context, cell, call, inputs, fingerprint, output, decision)
         self.denoiser.record(context, replace(decision, reuse=False))
         return output
 
@@ -74,25 +82,32 @@ class ModelSite:
                     tensor.add_(base)
         streams = iter(rebuilt)
         leaves = [next(streams) if isinstance(leaf, Tensor) else leaf for leaf in template.leaves]
+        leaves = [
+            call.arguments[leaf.name] if isinstance(leaf, HandedBack) else leaf for leaf in leaves
+        ]
         return tree_unflatten(leaves, template.spec)
 
     def _learn(
         self,
         context: CallContext,
         cell: Cell,
+        call: Call,
         inputs: tuple[Tensor, ...],
         fingerprint: Tensor | None,
         output: Any,
         decision: Decision,
     ) -> tuple[Decision, Any]:
         """Takes the output in; returns what is recorded and what is handed out."""
-        leaves, spec = tree_flatten(output)
+        given = _containers(call)
+        leaves, spec = tree_flatten(output, is_leaf=lambda part: id(part) in given)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if not tensors or not all(tensor.is_floating_point() for tensor in tensors):
             reason = f"output {type(output).__name__} holds no floating tensors alone"
             return replace(decision, reason=reason), output
         empty = [
-            torch.empty(0, dtype=x.dtype, device=x.device) if isinstance(x, Tensor) else x
+            torch.empty(0, dtype=x.dtype, device=x.device)
+            if isinstance(x, Tensor)
+            else given.get(id(x), x)
             for x in leaves
         ]
         self.templates[context.branch] = Template(spec, empty)
@@ -123,6 +138,16 @@ class ModelSite:
     @property
     def _residual(self) -> bool:
         return getattr(self.denoiser.policy.site, "form", "output") == "residual"
+
+
+def _containers(call: Call) -> dict[int, HandedBack]:
+    """The arguments that are neither plain values nor made of tensors alone, by identity."""
+    plain = (Tensor, str, int, float, type(None))
+    return {
+        id(value): HandedBack(name)
+        for name, value in call.arguments.items()
+        if not isinstance(value, plain) and not tensor_list(value)
+    }
 
 
 def _base(inputs: tuple[Tensor, ...], i: int, output: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -20,6 +20,7 @@ class Call:
     timestep: float | None  # None: it differs within the batch, so there is no one time
     conditioning: tuple[tuple[str, Tensor], ...]
     options: tuple[tuple[str, Any], ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of them, by name
 
     @property
     def hidden_states(self) -> Tensor:
@@ -54,13 +55,15 @@ class CallSignature:
             TypeError: the noisy input is missing, or neither a tensor nor a list of tensors.
         """
         arguments = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        inputs = tensor_list(arguments.pop(self.hidden_states, None))
+        inputs = tensor_list(arguments.get(self.hidden_states))
         if not inputs:
             raise TypeError(f"{self.hidden_states} must be a tensor or a list of tensors")
-        timestep = arguments.pop(str(self.timestep), None)
+        timestep = arguments.get(str(self.timestep))
         conditioning: list[tuple[str, Tensor]] = []
         options: list[tuple[str, Any]] = []
         for name, value in arguments.items():
+            if name in (self.hidden_states, self.timestep):
+                continue
             tensors = tensor_list(value)
             if isinstance(value, Mapping):
                 tensors = tuple(item for item in value.values() if isinstance(item, Tensor))
@@ -68,7 +71,8 @@ class CallSignature:
                 conditioning += [] if is_stream(name) else [(name, tensor) for tensor in tensors]
             elif is_option(value):
                 options.append((name, tuple(value) if isinstance(value, list) else value))
-        return Call(inputs, scalar_time(timestep), tuple(conditioning), tuple(options))
+        found = tuple(conditioning), tuple(options)
+        return Call(inputs, scalar_time(timestep), *found, arguments)
 
 
 def tensor_list(value: Any) -> tuple[Tensor, ...]:

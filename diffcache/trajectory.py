@@ -38,10 +38,16 @@ class Trajectory:
     """One pass of the solver from noise to sample, as seen by one denoiser."""
 
     def __init__(
-        self, call: Call, schedule: Schedule | None, chunk: int | None, flow: bool
+        self,
+        call: Call,
+        schedule: Schedule | None,
+        chunk: int | None,
+        flow: bool,
+        part: tuple[Any, ...] = (),
     ) -> None:
         self.schedule = schedule
         self.chunk = chunk
+        self.part = part  # the chunk and the run that it lies in
         self.flow = flow
         self.signature = latent_signature(call.inputs)
         self.marks: list[float] = []
