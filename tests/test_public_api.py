@@ -23,7 +23,9 @@ FUNCTIONS = {
     "load": "(path)",
 }
 CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Report"}
-ROOMS = {"kv": {"Positions", "RollingCache", "RollingSettings"}}
+ROOMS = {
+    "kv": {"Admission", "AdmissionRefused", "Positions", "RollingCache", "RollingSettings"},
+}
 POLICY_PARTS = ("site", "axis", "probe", "metric", "gate", "predictor", "guards", "store")
 PRESETS = {"exact", "quality", "balanced", "fast"}
 FIRST_POLICIES = {"hold", "easycache", "first_block", "taylorseer", "forecast"}

@@ -4,7 +4,13 @@ from importlib import import_module as _import_module
 from typing import Any as _Any
 
 # Public name -> the module that defines it; loaded at first use.
-_EXPORTS = {"RollingCache": "rolling", "RollingSettings": "settings", "Positions": "positions"}
+_EXPORTS = {
+    "Admission": "admission",
+    "AdmissionRefused": "session",
+    "Positions": "positions",
+    "RollingCache": "rolling",
+    "RollingSettings": "settings",
+}
 __all__ = sorted(_EXPORTS)
 
 

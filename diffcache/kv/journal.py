@@ -1,7 +1,8 @@
 """Snapshots: what was overwritten since, so that it can be put back to the bit.
 
 A snapshot costs nothing when it is taken. While somebody holds it, the first write to a slot that
-was in use then saves that slot's content; dropping the last reference ends that.
+was in use then saves that slot's content, once for all snapshots that want it; dropping the last
+reference ends that.
 """
 
 from __future__ import annotations
@@ -35,4 +36,9 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for raw in self.saved.values() for part in raw.values())
+        """Bytes that it keeps; other snapshots may keep the same ones."""
+        return sum(map(raw_nbytes, self.saved.values()))
+
+
+def raw_nbytes(raw: Raw) -> int:
+    return sum(part.nbytes for part in raw.values())

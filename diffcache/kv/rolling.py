@@ -9,7 +9,7 @@ from weakref import WeakSet
 from torch import Tensor
 
 from .checks import batch_items, check_layer, chunk_frames
-from .journal import Snapshot, Where
+from .journal import Snapshot, Where, raw_nbytes
 from .pages import PageView
 from .positions import Positions, refusal
 from .ring import EMPTY, Ring
@@ -57,8 +57,8 @@ class RollingCache:
     @property
     def nbytes(self) -> int:
         """Bytes held: the slots of all layers, and what live snapshots saved."""
-        saved = sum(snapshot.nbytes for snapshot in self._snapshots)
-        return sum(store.nbytes for store in self._stores) + saved
+        saved = {id(raw): raw for each in self._snapshots for raw in each.saved.values()}
+        return sum(store.nbytes for store in self._stores) + sum(map(raw_nbytes, saved.values()))
 
     @property
     def host_nbytes(self) -> int:
@@ -204,7 +204,11 @@ class RollingCache:
                 layer[item].clear()
 
     def snapshot(self) -> Snapshot:
-        """This moment, for `rollback`; free now, it grows by what is overwritten while held."""
+        """This moment, for `rollback`; free now, it grows by what is overwritten while held.
+
+        Snapshots share what they keep: holding one of every chunk costs one frame for each frame
+        that was overwritten, however many want it.
+        """
         taken = Snapshot(self._token, [[ring.numbers() for ring in row] for row in self._rings])
         self._snapshots.add(taken)
         return taken
@@ -313,9 +317,11 @@ class RollingCache:
     def _save(self, where: Where) -> None:
         """Lets every live snapshot keep what lies there."""
         layer, item, slot = where
-        for snapshot in self._snapshots:
-            if snapshot.wants(where):
-                snapshot.saved[where] = self._stores[layer].take((item, slot))
+        wanting = [snapshot for snapshot in self._snapshots if snapshot.wants(where)]
+        if wanting:
+            raw = self._stores[layer].take((item, slot))  # one copy for all of them
+            for snapshot in wanting:
+                snapshot.saved[where] = raw
 
     def _check_room(self, layer: int, count: int, items: Sequence[int]) -> None:
         if count < 1:
