@@ -131,6 +131,9 @@ class Denoiser:
         call = self.signature.bind(args, kwargs)
         kind = self._pass_kind(call)
         self.clock.progress.hear(call.arguments, wrote=kind == "kv_write")
+        timestep = call.arguments.get(str(self.signature.timestep))
+        if self.clock.progress.masked and isinstance(timestep, torch.Tensor):
+            call.timestep = float(timestep.max())
         if kind != "denoise":
             return self._plain(original, args, kwargs, kind, call.timestep, kind)
         if self._records_gradients(call.hidden_states):
@@ -238,8 +241,8 @@ class Denoiser:
         """What the user says, else what the call's own arguments tell."""
         if self.clock.pass_kind != "denoise" or self.writes is None:
             return self.clock.pass_kind
-        timestep = call.arguments.get(str(self.signature.timestep))
-        return "kv_write" if self.writes(call.arguments, timestep) else "denoise"
+        writes = self.writes(call.arguments, call.arguments.get(str(self.signature.timestep)))
+        return "kv_write" if writes else "denoise"
 
     def _new_trajectory(self, context: CallContext, before: Trajectory | None) -> None:
         trajectory = self.clock.trajectory
@@ -259,13 +262,17 @@ class Denoiser:
         same_run = token is not None and token is self.recorder.token
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
-            for remark in self.policy.remarks(context):
-                self.recorder.note(f"{self.name}: {remark}")
-            if self.policy.predictor.corrects and not self._can_correct(context):
-                self.recorder.note(
-                    f"{self.name}: predictions are not corrected; that needs site='model' with "
-                    "form 'output' and a one-stage flow-matching scheduler"
-                )
+        if not further:
+            self._remark(context)
+
+    def _remark(self, context: CallContext) -> None:
+        for remark in self.policy.remarks(context):
+            self.recorder.note(f"{self.name}: {remark}")
+        if self.policy.predictor.corrects and not self._can_correct(context):
+            self.recorder.note(
+                f"{self.name}: predictions are not corrected; that needs site='model' with "
+                "form 'output' and a one-stage flow-matching scheduler"
+            )
 
     def _can_correct(self, context: CallContext) -> bool:
         return self.policy.site == Model(form="output") and context.width is not None

@@ -19,12 +19,14 @@ class ChunkRule:
         chunk: its method that is called once for each chunk, before that chunk's first step.
         after_write: instead, the first step after a pass that wrote keys and values.
         told: instead, the chunk's index read off the denoiser's arguments by name.
+        masked: tokens that are held back are given a share of the step's time: the highest is it.
     """
 
     run: str
     chunk: str | None = None
     after_write: bool = False
     told: Callable[[Mapping[str, Any]], int | None] | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if (self.chunk is not None) + self.after_write + (self.told is not None) != 1:
@@ -56,6 +58,11 @@ class Progress:
 
     def end_run(self) -> None:
         self.run = self.chunk = self._rule = None
+
+    @property
+    def masked(self) -> bool:
+        """Whether the highest of several timesteps is the step's."""
+        return self._rule is not None and self._rule.masked
 
     def hear(self, arguments: Mapping[str, Any], wrote: bool) -> None:
         """One call of the denoiser: its arguments by name; whether it writes keys and values."""

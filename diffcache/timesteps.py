@@ -83,6 +83,9 @@ class Schedule:
     def _nearest(self, timestep: float, start: int, expected: int) -> int | None:
         tolerance = ROUNDING * abs(timestep) + 1e-3
         off = [abs(t - timestep) for t in self.timesteps]
+        if timestep % 1 == 0:  # some pipelines cut the fraction off (Helios in stages)
+            cut = [0 < t - timestep < 1 for t in self.timesteps]
+            off = [0.0 if whole else distance for whole, distance in zip(cut, off, strict=True)]
         for index in (expected, expected + 1):
             if start <= index < len(off) and off[index] <= tolerance:
                 return index

@@ -34,6 +34,8 @@ CHUNKED: Mapping[str, ChunkRule] = {
     "SkyReelsV2DiffusionForcingPipeline": LATENTS,
     "SkyReelsV2DiffusionForcingImageToVideoPipeline": LATENTS,
     "SkyReelsV2DiffusionForcingVideoToVideoPipeline": LATENTS,
-    "LTXI2VLongMultiPromptPipeline": ChunkRule(run="prepare_latents", chunk="encode_prompt"),
+    "LTXI2VLongMultiPromptPipeline": ChunkRule(
+        run="prepare_latents", chunk="encode_prompt", masked=True
+    ),
     "WanAnimatePipeline": LATENTS,
 }
