@@ -20,12 +20,10 @@ class Snapshot:
     """One moment of one cache.
 
     Attributes:
-        owner: the cache's token, so that another cache's snapshot is refused.
         numbers: for each layer and item what lay where.
         saved: what was overwritten since.
     """
 
-    owner: object
     numbers: list[list[dict[str, Any]]]
     saved: dict[Where, Raw] = field(default_factory=dict)
 

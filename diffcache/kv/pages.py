@@ -17,6 +17,8 @@ SUMMARIES = ("page_mean", "page_min", "page_max")
 class PageView:
     """Summaries [items, pages, heads, head_dim] in fp32, pages in the order in which they are read.
 
+    They may be views of the cache, good until the next `append`, and not to be written.
+
     Attributes:
         frames, positions: for each item and page the frame that it belongs to, and where that is
             rotated; -1 and 0 where an item has fewer pages.
@@ -48,7 +50,14 @@ def page_bound(query: Tensor, minimum: Tensor, maximum: Tensor) -> Tensor:
         query: [items, queries, pages or 1, query heads, head_dim]; where there are more query
             heads than key heads, groups of them share a key head.
         minimum, maximum: [items, pages, heads, head_dim], as in `PageView`.
+
+    Raises:
+        ValueError: query heads that are no multiple of the key heads.
     """
+    if query.shape[-2] % minimum.shape[-2]:
+        raise ValueError(
+            f"{query.shape[-2]} query heads do not share {minimum.shape[-2]} key heads"
+        )
     group = query.shape[-2] // minimum.shape[-2]
     low, high = (x.repeat_interleave(group, dim=-2)[:, None] for x in (minimum, maximum))
     query = query.float()

@@ -45,7 +45,7 @@ class Ring:
         end = self.end + count
         stay = {f: s for s, f in enumerate(self.frames) if self.scope.keeps(f, end)}
         new = [frame for frame in range(self.end, end) if self.scope.keeps(frame, end)]
-        near = self._near([*stay, *new])
+        near = self.near([*stay, *new])
         leave = [f for f, slot in stay.items() if slot < self.device_slots and f not in near]
         taken = {slot for frame, slot in stay.items() if frame not in leave}
         free = [slot for slot in range(len(self.frames)) if slot not in taken]
@@ -55,7 +55,7 @@ class Ring:
         writes = [(frame, next(device if frame in near else host)) for frame in new]
         return Plan(moves=moves, writes=writes)
 
-    def _near(self, frames: list[int]) -> set[int]:
+    def near(self, frames: list[int]) -> set[int]:
         """Those of `frames` that belong on the device: sinks and the newest.
 
         A frame only ever grows older among those kept, so none comes back from the host.

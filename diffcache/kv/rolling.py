@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
+import torch
 from torch import Tensor
 
-from .checks import batch_items, check_layer, chunk_frames
-from .journal import Snapshot, Where, raw_nbytes
+from .checks import (
+    batch_items,
+    check_count,
+    check_layer,
+    check_numbers,
+    check_state,
+    chunk_frames,
+    wholes,
+)
+from .codec import FLOATS
+from .journal import Snapshot
+from .memory import Memory
 from .pages import PageView
 from .positions import Positions, refusal
 from .ring import EMPTY, Ring
 from .settings import RollingSettings
-from .store import Raw, Slot, SlotStore
+from .storage_report import StorageError, report
 from .view import Entries, KVView, entries, real
 
 FORMAT = 1
@@ -42,7 +53,6 @@ class RollingCache:
     def __init__(self, sink_size: int, window_size: int, **settings: Any) -> None:
         self.settings = RollingSettings(sink_size=sink_size, window_size=window_size, **settings)
         made = self.settings
-        self._token = object()
         self._span, self._mode = made.span, made.mode
         self._rings = [
             [
@@ -51,14 +61,13 @@ class RollingCache:
             ]
             for scope in made.layers
         ]
-        self._stores = [SlotStore(made, scope) for scope in made.layers]
-        self._snapshots: WeakSet[Snapshot] = WeakSet()
+        self._memory = Memory(made)
+        self._stores = self._memory.stores
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: the slots of all layers, and what live snapshots saved."""
-        saved = {id(raw): raw for each in self._snapshots for raw in each.saved.values()}
-        return sum(store.nbytes for store in self._stores) + sum(map(raw_nbytes, saved.values()))
+        """Bytes held: the slots of all layers, what live snapshots saved and `decoded` keeps."""
+        return self._memory.nbytes
 
     @property
     def host_nbytes(self) -> int:
@@ -72,25 +81,26 @@ class RollingCache:
 
     def frames(self, layer: int, item: int = 0) -> list[int]:
         """True numbers of the frames that a layer keeps, in order of time."""
-        return sorted(self._rings[layer][item].held())
+        return sorted(self._ring(layer, item).held())
 
     def on_host(self, layer: int, item: int = 0) -> list[int]:
         """Those of the frames kept that lie in the host's memory, in order of time."""
-        ring = self._rings[layer][item]
+        ring = self._ring(layer, item)
         return sorted(f for f in ring.frames[ring.device_slots :] if f != EMPTY)
 
     def next_frame(self, layer: int = 0, item: int = 0) -> int:
         """The true number of the frame that comes next."""
-        return self._rings[layer][item].end
+        return self._ring(layer, item).end
 
     def stale(self, layer: int = 0, item: int = 0) -> list[int]:
         """Frames that must be written again before a read (mode RECOMPUTE), in order of time."""
-        return sorted(self._rings[layer][item].stale)
+        return sorted(self._ring(layer, item).stale)
 
     def check_room(self, count: int, items: Sequence[int] | None = None) -> None:
         """Raises ValueError if a chunk of `count` frames would leave the rotary table."""
+        chosen = batch_items(self.settings, items)
         for layer in range(self.settings.num_layers):
-            self._check_room(layer, count, batch_items(self.settings, items))
+            self._check_room(layer, count, chosen)
 
     def read(
         self,
@@ -106,12 +116,13 @@ class RollingCache:
             pages: for each item the pages to read, counted as `summaries` lists them; None for
                 whole frames. Frames on the host send over what is read and nothing else.
         """
+        layer = check_layer(self.settings, layer)
         chosen, found = self._entries(layer, count, items)
         tokens = self.settings.frame_tokens
         if pages is not None:
             tokens = self._page_tokens()
             found = found.pages(pages, self.settings.frame_tokens // tokens)
-        keys, values = self._stores[layer].read(chosen, found.places, paged=pages is not None)
+        keys, values = self._memory.read(layer, chosen, found.places, paged=pages is not None)
         return KVView(
             keys=keys,
             values=values,
@@ -121,6 +132,19 @@ class RollingCache:
             mask=real(found.frames, tokens, keys),
         )
 
+    @contextmanager
+    def decoded(self) -> Iterator[None]:
+        """Around the passes of one chunk: what `read` decodes or brings over is kept for the next.
+
+        A layer is let go when it is written, all of them at the end. Until then whole frames take
+        their size in `dtype` once more, counted by `nbytes`; reads of pages are not kept.
+        """
+        self._memory.memo.open()
+        try:
+            yield
+        finally:
+            self._memory.memo.close()
+
     def summaries(self, layer: int, count: int, items: Sequence[int] | None = None) -> PageView:
         """Mean, minimum and maximum of the keys of every page that `read` can give.
 
@@ -128,6 +152,7 @@ class RollingCache:
             ValueError: the cache was made without page_tokens.
         """
         each = self.settings.frame_tokens // self._page_tokens()
+        layer = check_layer(self.settings, layer)
         chosen, frames = self._entries(layer, count, items)
         mean, minimum, maximum = self._stores[layer].summaries(chosen, frames.places)
         pages = frames.pages(None, each)
@@ -147,7 +172,7 @@ class RollingCache:
 
         Frames that fall out of the layer's scope make room; a frame outside of it is not written.
         """
-        check_layer(self.settings, layer)
+        layer = check_layer(self.settings, layer)
         chosen = batch_items(self.settings, items)
         count = chunk_frames(self.settings, keys, values, len(chosen))
         self._check_room(layer, count, chosen)
@@ -162,7 +187,7 @@ class RollingCache:
             for item, plan in zip(chosen, plans, strict=True)
             for _, source, target in plan.moves
         ]
-        self._write(layer, chosen, places, keys, values, moves)
+        self._memory.write(layer, chosen, places, keys, values, moves)
         for ring, plan in zip(rings, plans, strict=True):
             ring.advance(count, plan, self._mode is Positions.RECOMPUTE)
 
@@ -180,11 +205,12 @@ class RollingCache:
             frames: their true numbers, in the order of `keys`; one that was never written is
                 refused, one that is outside of the layer's scope is left out.
         """
-        check_layer(self.settings, layer)
+        layer = check_layer(self.settings, layer)
         chosen = batch_items(self.settings, items)
         count = chunk_frames(self.settings, keys, values, len(chosen))
+        frames = wholes("frames", frames)
         if count != len(frames) or len(set(frames)) != count:
-            raise ValueError(f"keys hold {count} frames, but {list(frames)} were named")
+            raise ValueError(f"keys hold {count} frames, but {frames} were named")
         rings = [self._rings[layer][item] for item in chosen]
         for ring in rings:
             if not all(0 <= frame < ring.end for frame in frames):
@@ -193,7 +219,7 @@ class RollingCache:
             [(n, ring.frames.index(f)) for n, f in enumerate(frames) if f in ring.frames]
             for ring in rings
         ]
-        self._write(layer, chosen, places, keys, values)
+        self._memory.write(layer, chosen, places, keys, values)
         for ring in rings:
             ring.stale -= set(frames)
 
@@ -209,18 +235,39 @@ class RollingCache:
         Snapshots share what they keep: holding one of every chunk costs one frame for each frame
         that was overwritten, however many want it.
         """
-        taken = Snapshot(self._token, [[ring.numbers() for ring in row] for row in self._rings])
-        self._snapshots.add(taken)
+        taken = Snapshot([[ring.numbers() for ring in row] for row in self._rings])
+        self._memory.snapshots.add(taken)
         return taken
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Goes back to that moment, to the bit; the snapshot and others stay good."""
-        if snapshot.owner is not self._token:
-            raise ValueError("this snapshot is of another cache: roll that one back")
-        for where, raw in snapshot.saved.items():
-            self._put(where, raw)
+        if snapshot not in self._memory.snapshots:
+            raise ValueError(
+                "this snapshot is of another cache, or a copy: roll back with what `snapshot` gave"
+            )
+        self._memory.put(snapshot.saved.items())
         snapshot.saved.clear()
         self._restore(snapshot.numbers)
+
+    def storage_errors(self) -> list[StorageError]:
+        """How far int8 and float8_e4m3 would move the frames held now, for each layer that has any.
+
+        Run some chunks with storage="bfloat16", then ask which layers bear eight bits.
+
+        Raises:
+            ValueError: the cache stores eight bits already; what it was given is gone.
+        """
+        if self.settings.storage not in FLOATS:
+            raise ValueError(
+                f"this cache stores {self.settings.storage}: make one with storage='bfloat16'"
+            )
+        held = []
+        for layer, rings in enumerate(self._rings):
+            views = [self._held(layer, item) for item, ring in enumerate(rings) if ring.held()]
+            if views:
+                keys, values = (torch.cat(parts, dim=1) for parts in zip(*views, strict=True))
+                held.append((layer, keys, values))
+        return report(held)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a new process needs to go on to the same bits; tensors are copies."""
@@ -237,19 +284,25 @@ class RollingCache:
         Raises:
             ValueError: made with other settings, or damaged; nothing was changed then.
         """
-        if state.get("format") != FORMAT:
-            raise ValueError(f"format must be {FORMAT}, got {state.get('format')!r}")
-        mine, theirs = self.settings.to_dict(), dict(state["settings"])
-        differ = [name for name in mine if name != "device" and mine[name] != theirs.get(name)]
-        if differ:
-            wanted = ", ".join(f"{name}={theirs.get(name)!r}" for name in differ)
-            raise ValueError(f"the state needs a cache with {wanted}")
+        check_state(self.settings, state, FORMAT)
         for store, parts in zip(self._stores, state["layers"], strict=True):
             store.check(parts)
-        for layer, parts in enumerate(state["layers"]):
-            for item, slot in self._all_slots(layer):
-                self._put((layer, item, slot), {n: part[item, slot] for n, part in parts.items()})
+        for rings, row in zip(self._rings, state["numbers"], strict=True):
+            check_numbers(self.settings, rings, row)
+        self._memory.put(
+            ((layer, item, slot), {name: part[item, slot] for name, part in parts.items()})
+            for layer, parts in enumerate(state["layers"])
+            for item, slot in self._all_slots(layer)
+        )
         self._restore(state["numbers"])
+
+    def _held(self, layer: int, item: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, frames * frame_tokens, heads, head_dim] of all frames of an item."""
+        places = [[(slot, 0) for slot in self._rings[layer][item].slots()]]
+        return self._stores[layer].read([item], places, paged=False)
+
+    def _ring(self, layer: int, item: int) -> Ring:
+        return self._rings[check_layer(self.settings, layer)][batch_items(self.settings, [item])[0]]
 
     def _page_tokens(self) -> int:
         if self.settings.page_tokens is None:
@@ -260,7 +313,6 @@ class RollingCache:
         self, layer: int, count: int, items: Sequence[int] | None
     ) -> tuple[list[int], Entries]:
         """The items asked for and their frames, if a chunk of `count` frames may read them now."""
-        check_layer(self.settings, layer)
         chosen = batch_items(self.settings, items)
         self._check_room(layer, count, chosen)
         rings = [self._rings[layer][item] for item in chosen]
@@ -272,6 +324,10 @@ class RollingCache:
                 )
         return chosen, entries(rings, count, self._mode, self._span)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy or a pickle is a cache of its own; snapshots stay with the one that took them."""
+        return restored, (self.state_dict(),)
+
     def _all_slots(self, layer: int) -> list[tuple[int, int]]:
         rings = self._rings[layer]
         return [(item, slot) for item, ring in enumerate(rings) for slot in range(len(ring.frames))]
@@ -281,53 +337,17 @@ class RollingCache:
             for ring, state in zip(rings, row, strict=True):
                 ring.restore(**state)
 
-    def _write(
-        self,
-        layer: int,
-        items: Sequence[int],
-        places: list[list[tuple[int, int]]],
-        keys: Tensor,
-        values: Tensor,
-        moves: Sequence[tuple[Slot, Slot]] = (),
-    ) -> None:
-        """Makes the moves, then writes frame n of the chunk for each (n, slot) of each item."""
-        shape = (len(items), -1, self.settings.frame_tokens, *keys.shape[2:])
-        # All that allocates comes first: if memory runs out, nothing was written.
-        raw = self._stores[layer].encode(keys.reshape(shape), values.reshape(shape))
-        wanted = [
-            (row, n, (layer, item, slot))
-            for row, item in enumerate(items)
-            for n, slot in places[row]
-        ]
-        for _, target in moves:
-            self._save((layer, *target))
-        for _, _, where in wanted:
-            self._save(where)
-        for source, target in moves:
-            self._stores[layer].move(source, target)
-        for row, n, (_, item, slot) in wanted:
-            part = {name: tensor[row, n] for name, tensor in raw.items()}
-            self._stores[layer].put((item, slot), part)
-
-    def _put(self, where: Where, raw: Raw) -> None:
-        self._save(where)
-        layer, item, slot = where
-        self._stores[layer].put((item, slot), raw)
-
-    def _save(self, where: Where) -> None:
-        """Lets every live snapshot keep what lies there."""
-        layer, item, slot = where
-        wanting = [snapshot for snapshot in self._snapshots if snapshot.wants(where)]
-        if wanting:
-            raw = self._stores[layer].take((item, slot))  # one copy for all of them
-            for snapshot in wanting:
-                snapshot.saved[where] = raw
-
     def _check_room(self, layer: int, count: int, items: Sequence[int]) -> None:
-        if count < 1:
-            raise ValueError(f"a chunk has at least one frame, got {count}")
+        count = check_count(count)
         for item in items:
             ring = self._rings[layer][item]
             reason = refusal(self._mode, len(ring.held()), ring.end, count, self._span)
             if reason:
                 raise ValueError(reason)
+
+
+def restored(state: dict[str, Any]) -> RollingCache:
+    """A new cache that goes on from what `state_dict` gave."""
+    cache = RollingCache(**state["settings"])
+    cache.load_state_dict(state)
+    return cache

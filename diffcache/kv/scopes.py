@@ -42,6 +42,11 @@ class Scope:
             return False
         return frame < self.sinks or frame >= end - self.recent or self._anchor(frame, end)
 
+    def kept(self, end: int) -> list[int]:
+        """All frames kept once the frames before `end` were written, in order of time."""
+        near = range(max(0, end - self.reach), end)
+        return [f for f in sorted({*range(self.sinks), *near}) if self.keeps(f, end)]
+
     def _anchor(self, frame: int, end: int) -> bool:
         # Later anchors: those in (frame, end).
         later = (end - 1 - frame) // ANCHOR_PERIOD

@@ -74,7 +74,10 @@ class RollingSettings:
         _check_choice("storage", self.storage, STORAGE)
         _check_choice("dtype", self.dtype, FLOATS)
         object.__setattr__(self, "positions", Positions(self.positions))
+        object.__setattr__(self, "device", str(self.device))  # a torch.device is one, too
         names = self.scopes
+        if not isinstance(names, str | list | tuple):
+            raise ValueError(f"scopes must be a name or a list of them, got {names!r}")
         table = (names,) * self.num_layers if isinstance(names, str) else tuple(names)
         if len(table) != self.num_layers:
             raise ValueError(f"scopes must name {self.num_layers} layers, got {len(table)}")

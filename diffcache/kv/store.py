@@ -52,10 +52,15 @@ class SlotStore:
         return sum(part.nbytes for part in self.host.values())
 
     def encode(self, keys: Tensor, values: Tensor) -> Raw:
-        """Keys and values [..., heads, head_dim] in the stored form, not yet written."""
+        """Keys and values [..., heads, head_dim] in the stored form, not yet written.
+
+        They lie on the device and nowhere in the slots, even if they came from a read of these.
+        """
         raw = {}
         for name, tensor in (("keys", keys), ("values", values)):
-            raw[name], scale = encode(tensor.detach(), self.settings.storage)
+            ours = tensor.clone() if self.holds(tensor) else tensor
+            there = ours.detach().to(self.settings.device)
+            raw[name], scale = encode(there, self.settings.storage)
             if scale is not None:
                 raw[f"{name}_scale"] = scale
         if self.settings.page_tokens is not None:
@@ -93,6 +98,11 @@ class SlotStore:
         values = decode(found["values"], found.get("values_scale"), dtype)
         return keys.flatten(1, 2), values.flatten(1, 2)
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is a view of the slots."""
+        held = {part.untyped_storage().data_ptr() for part in self.parts.values()}
+        return tensor.untyped_storage().data_ptr() in held
+
     def summaries(self, items: Sequence[int], wanted: Wanted) -> list[Tensor]:
         """Mean, minimum and maximum [items, pages, heads, head_dim] of whole slots."""
         size = self.parts[SUMMARIES[0]].shape[2]
@@ -109,12 +119,19 @@ class SlotStore:
 
     def check(self, exported: Raw) -> None:
         """Raises ValueError unless `export` of a store like this one could have given that."""
-        found = {name: (tuple(part.shape), part.dtype) for name, part in exported.items()}
+        if not isinstance(exported, dict) or set(exported) != set(self.parts):
+            raise ValueError(
+                f"a layer of the state must have {', '.join(self.parts)}: it is damaged"
+            )
         for name, part in self.parts.items():
             slots = part.shape[1] + (self.host[name].shape[1] if name in self.host else 0)
-            wanted = ((part.shape[0], slots, *part.shape[2:]), part.dtype)
-            if found.pop(name, None) != wanted:
-                raise ValueError(f"{name} of the state must be {wanted}: it is damaged")
+            shape, given = (part.shape[0], slots, *part.shape[2:]), exported[name]
+            fits = isinstance(given, Tensor) and tuple(given.shape) == shape
+            if not fits or given.dtype != part.dtype or given.is_meta:
+                raise ValueError(
+                    f"{name} of the state must be a tensor {list(shape)} of {part.dtype}: "
+                    "it is damaged"
+                )
 
     def _at(self, name: str, slot: Slot) -> Tensor:
         """What lies in one slot, where it lies."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from .checks import wholes
 from .positions import Positions, Span, place
 from .ring import EMPTY, Ring
 
@@ -66,14 +67,14 @@ class Entries:
             ValueError: not one row for each item, a page that is not there, one asked for twice.
         """
         counts = [each * sum(frame != EMPTY for frame in row) for row in self.frames]
-        rows = [list(range(count)) for count in counts] if chosen is None else list(chosen)
+        rows = [list(range(count)) for count in counts]
+        if chosen is not None:
+            rows = [wholes("pages", row) for row in chosen]
         if len(rows) != len(counts):
             raise ValueError(f"pages must have a row for each of {len(counts)} items")
         for row, count in zip(rows, counts, strict=True):
             if len(set(row)) < len(row) or not all(0 <= page < count for page in row):
-                raise ValueError(
-                    f"pages must be different ones of the first {count}, got {list(row)}"
-                )
+                raise ValueError(f"pages must be different ones of the first {count}, got {row}")
         lines = list(enumerate(rows))
         return Entries(
             places=padded(
