@@ -61,7 +61,10 @@ def wrap(
     }
     _install({name: found[name] for name in policies}, policies, strict)
     if not isinstance(target, nn.Module):
-        _watch(target, [d for d in map(_state, found.values()) if d is not None])
+        states = {name: state for name in found if (state := _state(found[name])) is not None}
+        for name, state in states.items():
+            state.name = name  # one wrapped by itself before went by its class
+        _watch(target, list(states.values()))
     return target
 
 
@@ -71,11 +74,7 @@ def unwrap(target: Any) -> Any:
         state = _state(module)
         if state is not None:
             state.remove()
-    watched = getattr(target, "__dict__", {}).get(PIPELINE_ATTRIBUTE)
-    if watched is not None:
-        for patch in watched.patches:
-            patch.remove()
-    getattr(target, "__dict__", {}).pop(PIPELINE_ATTRIBUTE, None)
+    _unwatch(target)
     return target
 
 
@@ -129,7 +128,10 @@ def disabled(target: Any) -> Iterator[Any]:
 
 @contextmanager
 def chunk(target: Any, index: int) -> Iterator[None]:
-    """Calls within belong to chunk `index` of an autoregressive video."""
+    """Calls within belong to chunk `index` of an autoregressive video.
+
+    Pipelines of diffusers that generate by chunks need none of this: see pipelines/CHUNKS.md.
+    """
     states = _states(target)
     before = [state.clock.chunk for state in states]
     for state in states:
@@ -289,6 +291,14 @@ def _watch(pipeline: Any, states: list[Denoiser]) -> None:
     for state in states:
         seen = (weakref.ref(state.module), state.strict)
         pipeline.__dict__[PIPELINE_ATTRIBUTE].modules[state.name] = seen
+
+
+def _unwatch(target: Any) -> None:
+    """Takes our patches off a pipeline; a module has none."""
+    watched = getattr(target, "__dict__", {}).pop(PIPELINE_ATTRIBUTE, None)
+    if watched is not None:
+        for patch in watched.patches:
+            patch.remove()
 
 
 class Watched:

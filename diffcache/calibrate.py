@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from .denoiser import Denoiser
 from .features.schedule import ERROR_WEIGHTS, WORST, Runs, fit
 from .policy import Policy
 from .registry import get_policy
+from .restore import wrapping_restored
 
 Run = Callable[[], Any]
 NEEDS = "calibration needs a pipeline with a flow-matching scheduler"
@@ -64,14 +64,14 @@ def record(pipe: Any, runs: Sequence[Run]) -> dict[str, Runs]:
     """Makes full runs and keeps the scalar products of the guided outputs, for each denoiser.
 
     Args:
-        pipe: a diffusers pipeline; a wrapped one keeps its policy.
+        pipe: a diffusers pipeline; a wrapped one stays wrapped as it was.
         runs: calls of it, `lambda: pipe(prompt, generator=torch.Generator().manual_seed(0), ...)`,
             with the same scheduler settings; each item of a batch counts as a clip.
 
     Raises:
         ValueError: no runs, no flow-matching scheduler, or schedules that differ between the runs.
     """
-    with _restored(pipe):
+    with wrapping_restored(pipe):
         return _runs(pipe, [_traced(pipe, run)[0] for run in runs])
 
 
@@ -106,7 +106,7 @@ def calibrate(
     share: float = start.settings()["fraction"] if fraction is None else fraction
     start = start.with_settings(fraction=share)
     sigmas: list[float] = []
-    with _restored(pipe):
+    with wrapping_restored(pipe):
         traced = [_traced(pipe, run) for run in runs]
         _check_repeats(pipe, runs[0], traced[0][0])
         truths = [pixels(result) for _, result in traced]
@@ -168,20 +168,6 @@ def decibel(found: Tensor, truth: Tensor) -> Tensor:
     peak = (truth.max() - truth.min()).clamp(min=1e-12)
     error = (found - truth).flatten(1).square().mean(1).clamp(min=1e-24)
     return 10 * torch.log10(peak**2 / error)
-
-
-@contextmanager
-def _restored(pipe: Any) -> Iterator[None]:
-    """Puts back the policies that `pipe` had, or takes ours off."""
-    before = {denoiser.name: denoiser.policy for denoiser in _wrapped(pipe)}
-    api.wrap(pipe, "exact")
-    try:
-        yield
-    finally:
-        if before:
-            api.wrap(pipe, before)
-        else:
-            api.unwrap(pipe)
 
 
 def _check_repeats(pipe: Any, run: Run, before: dict[str, Trace]) -> None:

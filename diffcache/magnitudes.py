@@ -11,7 +11,6 @@ from torch import Tensor
 
 from . import api
 from .context import CallContext
-from .denoiser import ATTRIBUTE
 from .features.base import Gate, Metric
 from .features.cell import Cell
 from .features.magnitudes import as_curve
@@ -20,6 +19,7 @@ from .features.probes import SiteInput
 from .features.sites import Stack
 from .policy import Policy
 from .registry import get_policy
+from .restore import wrapping_restored
 
 Steps = dict[float, float]  # noise level -> size relative to that of the step before
 NEEDS = "magnitudes are measured over the noise levels of flow matching, which no scheduler tells"
@@ -31,7 +31,7 @@ def measure(pipe: Any, run: Callable[[], Any], **settings: Any) -> dict[str, Pol
     Costs one full run. The curve holds for other prompts, step counts and shifts.
 
     Args:
-        pipe: a diffusers pipeline; a wrapped one keeps its policy.
+        pipe: a diffusers pipeline; a wrapped one stays wrapped as it was.
         run: a call of it with the usual number of steps, `lambda: pipe(prompt, ...)`.
         settings: of `magcache`, for instance threshold=0.12.
 
@@ -43,17 +43,10 @@ def measure(pipe: Any, run: Callable[[], Any], **settings: Any) -> dict[str, Pol
     """
     from .pipelines.denoisers import denoisers
 
-    modules = denoisers(pipe)
-    states = {name: module.__dict__.get(ATTRIBUTE) for name, module in modules.items()}
-    before = {name: state.policy for name, state in states.items() if state is not None}
-    seen: dict[str, dict[str, Steps]] = {name: {} for name in modules}
-    try:
+    seen: dict[str, dict[str, Steps]] = {name: {} for name in denoisers(pipe)}
+    with wrapping_restored(pipe):
         api.wrap(pipe, {name: _recording(branches) for name, branches in seen.items()})
         run()
-    finally:
-        api.unwrap(pipe)
-        if before:
-            api.wrap(pipe, before)
     ran = {name: branches for name, branches in seen.items() if branches}
     if not ran:
         raise ValueError("no block of a denoiser ran: let run() call the pipeline")

@@ -123,3 +123,16 @@ def test_cancelled_in_either_part(name, step):
     with pytest.raises(InterruptedError):
         run(pipe, callback_on_step_end=cancel)
     assert torch.equal(run(pipe), run(diffcache.wrap(two_experts(), lively(name))))
+
+
+def test_experts_wrapped_by_themselves_before_their_pipeline():
+    """Each has its name and its part of the steps, as if only the pipeline had been wrapped."""
+    pipe, twin = two_experts(), diffcache.wrap(two_experts(), "balanced")
+    for module in (pipe.transformer, pipe.transformer_2):
+        diffcache.wrap(module, "hold")
+    diffcache.wrap(pipe, "balanced")
+    assert torch.equal(run(pipe), run(twin))
+    for name in ("transformer", "transformer_2"):
+        ours, theirs = (rows_of(each, name) for each in (pipe, twin))
+        assert [row.decision for row in ours] == [row.decision for row in theirs] != []
+    assert set(diffcache.report(pipe).summary["modules"]) == {"transformer", "transformer_2"}
