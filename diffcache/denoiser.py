@@ -196,6 +196,7 @@ class Denoiser:
         """As after wrap: no history, no trajectory, no rows."""
         self.clear()
         self.clock.reset()
+        self.clock.progress.end_run()
         self.recorder.begin(None)
 
     def skipped_nothing(self) -> str | None:
