@@ -70,8 +70,7 @@ def bench(
     folder = local_folder(source)
     options = Options(guidance=guidance, height=height, width=width, frames=frames)
     call = Call.plan(pipeline_class(source), options, folder)
-    pieces = scheduler.split(",") if scheduler else [""]
-    names = list(dict.fromkeys(piece.strip() for piece in pieces))
+    names = _schedulers(scheduler)
     for name in filter(None, names):
         check_scheduler(name)
     texts = read_prompts(prompt or _own_prompts(folder, prompts), prompts)[:limit]
@@ -173,6 +172,14 @@ def _own_prompts(folder: Path | None, file: Path | None) -> list[str]:
     if path is None or not path.is_file():
         return []
     return list(json.loads(path.read_text(encoding="utf-8"))["prompts"])
+
+
+def _schedulers(text: str | None) -> list[str]:
+    """Names of schedulers; "" is the pipeline's own."""
+    pieces = [""] if text is None else [piece.strip() for piece in text.split(",")]
+    if text is not None and "" in pieces:
+        raise ValueError(f"--scheduler must be like unipc or unipc,euler, got {text!r}")
+    return list(dict.fromkeys(pieces))
 
 
 def _counts(text: str) -> list[int]:

@@ -85,7 +85,7 @@ def ours() -> list[Method]:
 
 def _grid(text: str) -> list[Method]:
     name, _, settings = text.partition(":")
-    pairs = read_settings([piece for piece in settings.split(",") if piece])
+    pairs = read_settings([piece for piece in settings.split(",") if piece], f"--policy {name}:")
     grid = {key: _values(key, value) for key, value in pairs.items()}
     combinations = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     return _policies(name.strip(), combinations)

@@ -46,8 +46,11 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
-def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
+def read_settings(pairs: Sequence[str], option: str = "--set") -> dict[str, Any]:
     """{"fraction": 0.5} from ["fraction=0.5"]; values are JSON, or else text.
+
+    Args:
+        option: what errors call the place where they were given.
 
     Raises:
         ValueError: no "=", or a name twice.
@@ -57,9 +60,9 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         name = name.strip()
         if not equals or not name:
-            raise ValueError(f"--set takes name=value, such as fraction=0.5, got {pair!r}")
+            raise ValueError(f"{option} takes name=value, such as fraction=0.5, got {pair!r}")
         if name in settings:
-            raise ValueError(f"--set {name} is given twice")
+            raise ValueError(f"{option}: {name} is given twice")
         settings[name] = _value(value.strip())
     return settings
 
