@@ -78,7 +78,8 @@ class Admission:
         """Seconds until the pool is full if sessions go on as they do; inf if none grows.
 
         To first order (pool - used) / (sessions * frames/s * bytes/frame), with each session's own
-        rate over its last `MARKS` frame reports.
+        rate over its last `MARKS` frame reports. One that has not begun to grow counts as constant,
+        so ask again once all of them do.
         """
         with self._at_peace():
             return self._time_left(0)

@@ -44,7 +44,8 @@ def page_bound(query: Tensor, minimum: Tensor, maximum: Tensor) -> Tensor:
     """A number that no logit query . key of the page exceeds: [items, queries, pages, heads].
 
     Keys lie unrotated, so a query must be turned into their frame: rotated by its own position
-    less that of the page. All tokens of a page share one temporal position, so this is exact.
+    less that of the page. All tokens of a page share one temporal position, so this is exact. It
+    is inf where a key or the query is not finite, or too large to tell: such a page is read.
 
     Args:
         query: [items, queries, pages or 1, query heads, head_dim]; where there are more query
@@ -55,14 +56,15 @@ def page_bound(query: Tensor, minimum: Tensor, maximum: Tensor) -> Tensor:
         ValueError: query heads that are no multiple of the key heads.
     """
     if query.shape[-2] % minimum.shape[-2]:
-        raise ValueError(
-            f"{query.shape[-2]} query heads do not share {minimum.shape[-2]} key heads"
-        )
+        found = f"{query.shape[-2]} of the query, {minimum.shape[-2]} of the keys"
+        raise ValueError(f"query heads must be a multiple of key heads, got {found}")
     group = query.shape[-2] // minimum.shape[-2]
     low, high = (x.repeat_interleave(group, dim=-2)[:, None] for x in (minimum, maximum))
     query = query.float()
-    terms = torch.maximum(query * low, query * high)
+    low, high = query * low, query * high
     # The sum of a logit may round up where this one rounds down: twice head_dim roundings apart.
-    largest = torch.maximum((query * low).abs(), (query * high).abs()).sum(-1)
-    slack = 2 * query.shape[-1] * torch.finfo(torch.float32).eps * largest
-    return terms.sum(-1) + slack
+    largest = torch.maximum(low.abs(), high.abs()).sum(-1)
+    number = torch.finfo(torch.float32)
+    slack = 2 * query.shape[-1] * (number.eps * largest + number.tiny)
+    bound = torch.maximum(low, high).sum(-1) + slack
+    return bound.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -92,6 +92,35 @@ def test_rounding_does_not_carry_a_logit_over_the_bound() -> None:
     torch.testing.assert_close(bound.double(), exact, atol=1e-2, rtol=0)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_bound_holds_from_the_smallest_numbers_to_what_is_not_finite(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def extreme(*shape: int) -> torch.Tensor:
+        """Tokens of sizes from 1e-42, below the normal numbers, to 1e38; a tenth of them 0."""
+        size = 10 ** torch.empty(*shape[:2], 1, 1, 1).uniform_(-42, 38, generator=generator)
+        random = torch.randn(shape, generator=generator)
+        return random * size * (torch.rand(shape, generator=generator) > 0.1)
+
+    query, keys = extreme(1, 300, 1, 4, 8), extreme(1, 300, 5, 2, 8)  # pages of 5 keys
+    keys = keys.clamp(-3e38, 3e38)
+    bound = page_bound(query, keys.amin(2), keys.amax(2))
+    wide = keys.double().repeat_interleave(2, dim=3)
+    exact = torch.einsum("bqhd,bpthd->bqpth", query[:, :, 0].double(), wide).amax(3)
+    assert (bound.double() >= exact).all()
+    assert bound.isfinite().float().mean() > 0.2, "and says something about many pages"
+    for odd in (float("nan"), float("inf"), -float("inf")):
+        keys[0, :, 2, :, 3] = odd
+        bound = page_bound(query, keys.amin(2), keys.amax(2))
+        assert not bound.isnan().any() and (odd == odd or (bound == float("inf")).all())
+
+
+def test_heads_that_do_not_share_are_refused() -> None:
+    box = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="got 3 of the query, 2 of the keys"):
+        page_bound(torch.zeros(1, 1, 1, 3, 4), box, box)
+
+
 def test_summaries_are_counted_and_follow_rollback_and_state(make: Make, chunk: Any) -> None:
     cache = make(1, 3, page_tokens=1)
     plain = make(1, 3)
