@@ -1,9 +1,10 @@
 """Sessions that share a pool of bytes: admitted, made to wait, or refused before it runs out.
 
 What grows: a `RollingCache` allocates all of its slots when it is made, so a session of one holds
-`settings.nbytes()` from its first frame to its last, and admission alone keeps the pool whole. A
-session that also keeps snapshots, latents or an unbounded cache grows; it says so by `hold`, and
-`exhaustion` predicts when the pool will be full.
+`settings.nbytes()` from its first frame to its last, `settings.host_nbytes()` of them in the host's
+memory, and admission alone keeps the pool whole. (A CPU's system hands memory out as it is first
+written; here it counts from the start.) A session that also keeps snapshots, latents or an
+unbounded cache grows; it says so by `hold`, and `exhaustion` predicts when the pool will be full.
 
 Source: Metronome, arXiv 2607.02640. Differs: those above the number wait in line.
 """

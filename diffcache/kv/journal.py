@@ -16,6 +16,17 @@ Where = tuple[int, int, int]  # layer, batch item, slot
 
 
 @dataclass(eq=False)
+class Saved:
+    """What lay in one slot, one copy for all snapshots that want it, and its bytes."""
+
+    raw: Raw
+    nbytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(part.nbytes for part in self.raw.values())
+
+
+@dataclass(eq=False)
 class Snapshot:
     """One moment of one cache.
 
@@ -25,7 +36,7 @@ class Snapshot:
     """
 
     numbers: list[list[dict[str, Any]]]
-    saved: dict[Where, Raw] = field(default_factory=dict)
+    saved: dict[Where, Saved] = field(default_factory=dict)
 
     def wants(self, where: Where) -> bool:
         """Whether the slot held a frame then and was not saved yet."""
@@ -35,8 +46,4 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """Bytes that it keeps; other snapshots may keep the same ones."""
-        return sum(map(raw_nbytes, self.saved.values()))
-
-
-def raw_nbytes(raw: Raw) -> int:
-    return sum(part.nbytes for part in raw.values())
+        return sum(saved.nbytes for saved in self.saved.values())

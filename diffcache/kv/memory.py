@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from .journal import Snapshot, Where, raw_nbytes
+from .journal import Saved, Snapshot, Where
 from .memo import Pair, ReadMemo
 from .settings import RollingSettings
 from .store import Raw, Slot, SlotStore
@@ -26,12 +26,12 @@ class Memory:
         self.stores = [SlotStore(settings, scope) for scope in settings.layers]
         self.snapshots: WeakSet[Snapshot] = WeakSet()
         self.memo = ReadMemo()
+        self._saved: WeakSet[Saved] = WeakSet()
 
     @property
     def nbytes(self) -> int:
-        saved = {id(raw): raw for each in self.snapshots for raw in each.saved.values()}
         slots = sum(store.nbytes for store in self.stores)
-        return slots + sum(map(raw_nbytes, saved.values())) + self.memo.nbytes
+        return slots + sum(saved.nbytes for saved in self._saved) + self.memo.nbytes
 
     def read(self, layer: int, items: list[int], places: Places, paged: bool) -> Pair:
         """As `SlotStore.read`; whole frames that had to be copied are kept by the memo."""
@@ -85,6 +85,7 @@ class Memory:
         layer, item, slot = where
         wanting = [snapshot for snapshot in self.snapshots if snapshot.wants(where)]
         if wanting:
-            raw = self.stores[layer].take((item, slot))
+            saved = Saved(self.stores[layer].take((item, slot)))
+            self._saved.add(saved)
             for snapshot in wanting:
-                snapshot.saved[where] = raw
+                snapshot.saved[where] = saved

@@ -245,7 +245,7 @@ class RollingCache:
             raise ValueError(
                 "this snapshot is of another cache, or a copy: roll back with what `snapshot` gave"
             )
-        self._memory.put(snapshot.saved.items())
+        self._memory.put((where, saved.raw) for where, saved in snapshot.saved.items())
         snapshot.saved.clear()
         self._restore(snapshot.numbers)
 

@@ -6,6 +6,7 @@ import gc
 import heapq
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,10 @@ def test_a_full_line_refuses_the_next() -> None:
         pool.request(10)
     running.end()
     assert waiter.state == "running"
+    large = pool.request(100)
+    with pytest.raises(AdmissionRefused, match="1 sessions wait already"):
+        pool.request(1)  # it would fit, but may not overtake
+    large.end()
     refuse = Admission(100, max_waiting=0)
     with refuse.admit(100), pytest.raises(AdmissionRefused, match="0 sessions wait already"):
         refuse.admit(1)
@@ -226,6 +231,15 @@ def test_sessions_that_died_give_their_bytes_back_even_in_a_cycle() -> None:
     with pytest.raises(ZeroDivisionError), pool.admit(100):
         _ = 1 / 0
     assert pool.used == 0
+
+
+def test_a_pool_that_is_let_go_of_is_freed_with_sessions_still_in_line() -> None:
+    pool = Admission(100)
+    sessions: Any = [pool.admit(100), pool.request(50)]
+    gone = weakref.ref(pool)
+    del pool, sessions
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_session_that_dies_under_the_lock_is_seen_to_when_it_is_left() -> None:

@@ -160,8 +160,8 @@ class Model:
                 assert view.mask is None or view.mask[item, at].all() == (frame >= 0)
 
     def check_bytes(self) -> None:
-        saved = {id(raw): raw for snapshot, _ in self.moments for raw in snapshot.saved.values()}
-        expected = sum(part.nbytes for raw in saved.values() for part in raw.values())
+        saved = {id(x): x for snapshot, _ in self.moments for x in snapshot.saved.values()}
+        expected = sum(part.nbytes for x in saved.values() for part in x.raw.values())
         kept = self.cache._memory.memo.nbytes
         assert self.cache.nbytes == self.cache.settings.nbytes() + expected + kept
 
