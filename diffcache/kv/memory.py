@@ -80,6 +80,10 @@ class Memory:
             self.memo.drop(layer)
             self.stores[layer].put((item, slot), raw)
 
+    def wanted(self, where: Where) -> bool:
+        """Whether a live snapshot will save what lies there before it is overwritten."""
+        return any(snapshot.wants(where) for snapshot in self.snapshots)
+
     def _save(self, where: Where) -> None:
         """Lets every live snapshot that wants it keep what lies there, in one copy for all."""
         layer, item, slot = where

@@ -239,6 +239,19 @@ class RollingCache:
         self._memory.snapshots.add(taken)
         return taken
 
+    def snapshot_growth(self, count: int, items: Sequence[int] | None = None) -> int:
+        """Bytes that live snapshots will add when all layers take in a chunk of `count` frames.
+
+        Ask before the chunk, and tell the session of a shared pool: `Session.hold`.
+        """
+        count, chosen = check_count(count), batch_items(self.settings, items)
+        saved = 0
+        for layer, rings in enumerate(self._rings):
+            for item in chosen:
+                slots = [slot for _, slot in rings[item].plan(count).placed()]
+                saved += sum(self._memory.wanted((layer, item, slot)) for slot in slots)
+        return saved * (self.settings.frame_nbytes() + self.settings.summary_nbytes())
+
     def rollback(self, snapshot: Snapshot) -> None:
         """Goes back to that moment, to the bit; the snapshot and others stay good."""
         if snapshot not in self._memory.snapshots:

@@ -78,12 +78,14 @@ def grow(
         clock.now, n = heapq.heappop(due)
         cache, seconds = makers[n]
         kept.append(cache.snapshot())
-        for layer in range(2):
-            cache.append(layer, *chunk(1, cache.settings.batch_size))
+        wanted = cache.nbytes + cache.snapshot_growth(1)
         try:
-            sessions[n].hold(cache.nbytes)
+            sessions[n].hold(wanted)
         except AdmissionRefused:
             return predicted, clock.now
+        for layer in range(2):
+            cache.append(layer, *chunk(1, cache.settings.batch_size))
+        assert cache.nbytes == wanted
         sessions[n].frame(seconds)
         tenths = 10 * pool.used // pool.settings.pool_bytes
         if pool.exhaustion() < float("inf"):

@@ -40,7 +40,7 @@ def test_reads_are_those_without_it(make: Make, chunk: Any, form: dict[str, Any]
     rng = random.Random(1)
     plain, kept = (make(1, 4, batch_size=2, **form) for _ in range(2))
     moments: list[tuple[Any, Any]] = []
-    for _ in range(25):
+    for _ in range(12):
         with kept.decoded():
             for _ in range(30):
                 layer, items = rng.randrange(2), rng.choice([None, [0], [1], [1, 0]])

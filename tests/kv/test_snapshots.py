@@ -94,6 +94,28 @@ def test_a_snapshot_costs_what_was_overwritten_and_nothing_once_dropped(
     assert cache.nbytes == slots
 
 
+@pytest.mark.parametrize("tiers", [{}, {"device_size": 3, "page_tokens": 1}])
+def test_what_snapshots_will_add_is_known_before_the_chunk(
+    make: Make, chunk: Any, tiers: dict[str, Any]
+) -> None:
+    rng = random.Random(4)
+    cache = make(2, 3, batch_size=2, storage="int8", scopes=SCOPES, **tiers)
+    moments, grown = [], 0
+    for _ in range(60):
+        if rng.random() < 0.4:
+            moments.append(cache.snapshot())
+        if moments and rng.random() < 0.2:
+            cache.rollback(moments.pop(rng.randrange(len(moments))))
+        count, items = rng.randrange(1, 6), rng.sample(range(2), rng.randrange(1, 3))
+        before, growth = cache.nbytes, cache.snapshot_growth(count, items)
+        keys, values = chunk(count, len(items))
+        for layer in range(2):
+            cache.append(layer, keys, values, items=items)
+        assert cache.nbytes == before + growth
+        grown += growth > 0
+    assert 5 < grown < 60, "some chunks added bytes, some did not"
+
+
 def test_rollback_undoes_clear_and_rewrite(make: Make, chunk: Any) -> None:
     cache = make(1, 3)
     cache.append(0, *chunk(4))
