@@ -11,7 +11,7 @@ from .branches import BranchNames
 from .progress import Progress
 from .signature import Call
 from .timesteps import Schedule, Serves
-from .trajectory import Branch, Trajectory, latent_signature
+from .trajectory import CAME_BACK, Branch, Trajectory, latent_signature
 
 PassKind = Literal["denoise", "kv_write", "prefill"]
 
@@ -36,6 +36,7 @@ class CallContext:
         levels: noise levels of all steps of the flow-matching schedule, None where none tells.
         place: the index of this step in `levels`.
         solver: the scheduler's class name, None where no scheduler tells.
+        ambiguous: this step or the one before had two passes that nothing tells apart.
     """
 
     branch: str
@@ -52,6 +53,7 @@ class CallContext:
     levels: tuple[float, ...] | None = None
     place: int = 0
     solver: str | None = None
+    ambiguous: bool = False
 
     @property
     def steps_left(self) -> int | None:
@@ -109,7 +111,10 @@ class Clock:
         reason = self._new_trajectory(call, call.timestep, name, schedule, digests)
         if reason is not None:
             flow = schedule.is_flow if schedule else 0 <= self._named("sigma", 2.0) <= 1
+            old = self.trajectory
             self.trajectory = Trajectory(call, schedule, self.chunk_now, flow, self._part)
+            if old is not None and reason == CAME_BACK and old.repeats(name, call.timestep):
+                self.trajectory.begun_by_repeat(old)
         trajectory = self.trajectory
         assert trajectory is not None
         branch = trajectory.branches.setdefault(name, Branch(digests))
@@ -137,7 +142,7 @@ class Clock:
             self.trajectory = None
             return None
         mark = timestep if schedule is None else schedule.ordinals[trajectory.index]
-        branch.visit(mark)
+        branch.visit(mark, timestep)
         return CallContext(
             branch=name,
             chunk=self.chunk_now,
@@ -153,6 +158,7 @@ class Clock:
             levels=schedule.levels if schedule else None,
             place=int(mark) if schedule else 0,
             solver=schedule.solver if schedule else None,
+            ambiguous=trajectory.ambiguous and branch.steps <= 2,
         )
 
     def _new_trajectory(
@@ -177,7 +183,7 @@ class Clock:
             return "shape, dtype or device changed"
         branch = old.branches.get(name)
         if schedule is not None and old.place(schedule, branch, timestep) is None:
-            return "timestep came back"
+            return CAME_BACK
         reason = old.direction_reason(branch, timestep) if schedule is None else None
         # Time comes first: another prompt in a new video is a new run, not a change in this one.
         if reason is None and branch is not None and branch.conditioning != digests:

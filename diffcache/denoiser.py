@@ -35,6 +35,10 @@ COMPILED_WHOLE = (
     "{} cannot skip blocks inside one compiled graph: use site='model', "
     "or compile the blocks alone (compile_repeated_blocks)"
 )
+AMBIGUOUS = (
+    "{}: two passes of one step have the same name or, unnamed, the same conditioning, so all are "
+    "computed: name each with the denoiser's cache_context, or put both into one batch"
+)
 ALREADY_OURS = "diffcache already caches {0}: call diffcache.unwrap on it before {0}.enable_cache()"
 
 
@@ -145,6 +149,8 @@ class Denoiser:
             return self._plain(original, args, kwargs, "no single time", None)
         if context.new is not None:
             self._new_trajectory(context, before)
+        if context.ambiguous:
+            self.recorder.note(AMBIGUOUS.format(self.name))
         if self.policy.axis == "chunk" and context.chunk is not None:
             context = replace(context, time=float(context.chunk))
         count = len(self.recorder.rows)
@@ -260,7 +266,7 @@ class Denoiser:
             self.clear()
         # A conditioning that changes within a run, or the next chunk of one, does not begin a new
         # report.
-        same_run = token is not None and token is self.recorder.token
+        same_run = context.ambiguous or (token is not None and token is self.recorder.token)
         if not further and not same_run and context.new != "conditioning changed":
             self.recorder.begin(token)
         if not further:

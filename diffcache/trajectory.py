@@ -13,6 +13,7 @@ from .timesteps import Form, Schedule
 
 # Without a schedule, a leap this many times the last one is taken for a new run.
 LEAP = 4.0
+CAME_BACK = "timestep came back"
 
 
 @dataclass(slots=True)
@@ -21,12 +22,14 @@ class Branch:
 
     conditioning: tuple[Any, ...]
     mark: float | None = None
+    timestep: float | None = None
     visits: int = 0
     steps: int = 0
     index: int = -1
 
-    def visit(self, mark: float) -> None:
+    def visit(self, mark: float, timestep: float) -> None:
         """Counts calls at one step; a mark is a timestep, or its ordinal in a schedule."""
+        self.timestep = timestep
         if mark == self.mark:
             self.visits += 1
             return
@@ -56,6 +59,19 @@ class Trajectory:
         self.exact = True
         self.num_steps: int | None = None
         self.branches: dict[str, Branch] = {}
+        self.suspected = False  # it began with a time that its branch had just been served
+        self.ambiguous = False  # and that was no new run
+
+    def repeats(self, name: str, timestep: float) -> bool:
+        """Whether the branch's latest call was at this time too: nothing tells the two apart."""
+        branch = self.branches.get(name)
+        single = self.schedule is not None and self.schedule.num_steps(0) < 2
+        return branch is not None and branch.timestep == timestep and not single
+
+    def begun_by_repeat(self, old: Trajectory) -> None:
+        """Without a schedule the first time may be that of a new run, after one cancelled there."""
+        self.suspected = True
+        self.ambiguous = self.schedule is not None or old.suspected
 
     def step_of(self, mark: float) -> int:
         """Counts distinct steps in order."""
@@ -87,8 +103,8 @@ class Trajectory:
         times = self.marks
         if branch is not None and branch.mark == timestep:
             # Two-stage solvers (Heun) visit each time but the first twice.
-            again = timestep == times[0] or branch.visits > 1
-            return "timestep came back" if again else None
+            again = timestep == times[0] or branch.visits > 1 or self.suspected
+            return CAME_BACK if again else None
         moved = timestep - times[-1]
         if not moved or len(times) < 2:
             return None

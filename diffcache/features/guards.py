@@ -34,6 +34,7 @@ class Guards(Part):
     ranks: str = "auto"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("warmup_steps", self.warmup_steps, 0)
         check_count("tail_steps", self.tail_steps, 0)
         check_count("min_steps", self.min_steps, 0)
@@ -49,6 +50,8 @@ class Guards(Part):
 
     def reason(self, context: CallContext, cell: Cell) -> str | None:
         """Why this call must be computed, or None."""
+        if context.ambiguous:
+            return "ambiguous branch"
         steps = cell.policy.axis == "step"
         if steps and context.num_steps is not None and context.num_steps < self.min_steps:
             return f"{context.num_steps} steps are fewer than {self.min_steps}"
