@@ -21,7 +21,7 @@ from .features import (  # noqa: F401 (registers)
     store,
     tables,
 )
-from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, build, near
+from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, as_setting, build, near
 from .features.guards import Guards
 from .features.sites import Site
 from .features.store import Store
@@ -126,7 +126,7 @@ class Policy:
         slot, _, setting = name.rpartition(".")
         for owner, piece in self.parts().items():
             if setting in piece.__dataclass_fields__ and slot in ("", owner):
-                changed: Any = {owner: replace(piece, **{setting: value})}
+                changed: Any = {owner: replace(piece, **{setting: as_setting(value)})}
                 return replace(self, **changed)
         raise ValueError(
             f"policy {self.name!r} has no setting {name!r}; {near(name, self.settings())}"

@@ -49,8 +49,8 @@ def sample(slot, kind):
     for field in fields(cls):
         changed = OTHER.get(field.name)
         if changed is None and isinstance(field.default, (int, float)):
-            one = type(field.default)(1)
-            changed = one if field.default != one else one + one
+            kind = type(field.default)
+            changed = kind(1) if field.default != 1 else kind(0 if kind is bool else 2)
             if field.name in ("memory", "fraction"):
                 changed = 0.75
         values[field.name] = changed

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from .kinds import check_kinds
+
 if TYPE_CHECKING:
     from ..context import CallContext
     from ..policy import Policy
@@ -31,6 +33,9 @@ class Part:
 
     slot: ClassVar[str] = ""
     kind: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, **asdict(self)}
@@ -88,7 +93,12 @@ def build(slot: str, description: Part | str | Mapping[str, Any]) -> Part:
             raise ValueError(
                 f"{slot} {kind!r} has no setting {name!r}; {near(name, cls.__dataclass_fields__)}"
             )
-    return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+    return cls(**{name: as_setting(value) for name, value in settings.items()})
+
+
+def as_setting(value: Any) -> Any:
+    """Lists, as files and the command line have them, as tuples: settings do not change."""
+    return tuple(map(as_setting, value)) if isinstance(value, list) else value
 
 
 def near(name: str, known: Mapping[str, Any]) -> str:

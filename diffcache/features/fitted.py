@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..context import CallContext
@@ -41,10 +42,15 @@ class FittedAccumulate(Gate):
     model: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold is not None:
             check_range("threshold", self.threshold, 0)
-        if self.coefficients is not None and not self.coefficients:
-            raise ValueError("coefficients must be at least one number, got none")
+        if self.coefficients is not None and not (
+            self.coefficients and all(map(isfinite, self.coefficients))
+        ):
+            raise ValueError(
+                f"coefficients must be one finite number or more, got {self.coefficients!r}"
+            )
         if self.fitted_steps is not None:
             check_count("fitted_steps", self.fitted_steps, 1)
         check_model("teacache", self.model)

@@ -18,6 +18,7 @@ class Interval(Gate):
     interval: int = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("interval", self.interval, 1)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
@@ -32,6 +33,7 @@ class Threshold(Gate):
     threshold: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("threshold", self.threshold, 0)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
@@ -46,6 +48,7 @@ class Accumulate(Gate):
     threshold: float = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("threshold", self.threshold, 0)
 
     def reuse(self, context: CallContext, value: float | None, cell: Cell) -> bool:
@@ -74,6 +77,7 @@ class Table(Gate):
     steps: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("fraction", self.fraction, 0.01, 1)
         check_range("growth", self.growth, 1, 4)
 

@@ -59,6 +59,7 @@ class MagnitudeCurve(Gate):
     model: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold is not None:
             check_range("threshold", self.threshold, 0)
         if self.max_skips is not None:

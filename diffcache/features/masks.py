@@ -28,6 +28,7 @@ class MaskedThreshold(Gate):
     max_reused: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("threshold", self.threshold, 0)
         if self.mask is not None:
             object.__setattr__(self, "mask", tuple(self.mask))

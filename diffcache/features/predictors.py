@@ -43,6 +43,7 @@ class Polynomial(Extrapolation):
     order: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("order", self.order, 0, 3)
 
     @property
@@ -71,6 +72,7 @@ class BestOrder(Extrapolation):
     max_gain: float = 6.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("max_order", self.max_order, 0, 3)
         check_range("memory", self.memory, 0, 0.99)
         check_range("margin", self.margin, 1)

@@ -50,6 +50,7 @@ class TimeSignal(Probe):
     signal: Literal["embedding", "modulation", "input"] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.signal not in (*SIGNALS, None):
             raise ValueError(f"signal must be one of {', '.join(SIGNALS)}, got {self.signal!r}")
 

@@ -29,6 +29,7 @@ class Model(Site):
     form: Literal["output", "residual"] = "output"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.form not in ("output", "residual"):
             raise ValueError(f"form must be 'output' or 'residual', got {self.form!r}")
 
@@ -42,6 +43,7 @@ class Stack(Site):
     back: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("front", self.front, 0)
         check_count("back", self.back, 0)
 
@@ -63,6 +65,7 @@ class Span(Site):
     end: int = -1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("start", self.start, 0)
 
     def span(self, num_blocks: int) -> range:
@@ -84,6 +87,7 @@ class Block(Site):
     anchor: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_count("anchor", self.anchor, 0)
 
     def span(self, num_blocks: int) -> range:

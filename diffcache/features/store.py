@@ -29,6 +29,7 @@ class Store(Part):
     device: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes, 0)
         if self.dtype is not None and self.dtype not in DTYPES:

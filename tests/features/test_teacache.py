@@ -158,7 +158,8 @@ def test_the_card_and_the_data_agree():
     ("settings", "message"),
     [
         ({"threshold": -1}, "threshold must be at least 0, got -1"),
-        ({"coefficients": ()}, "coefficients must be at least one number, got none"),
+        ({"coefficients": (float("nan"),)}, "coefficients must be one finite number or more"),
+        ({"coefficients": ()}, "coefficients must be one finite number or more, got ()"),
         ({"fitted_steps": 0}, "fitted_steps must be at least 1, got 0"),
         ({"model": "wan2.1-t2v-1.3"}, "did you mean 'wan2.1-t2v-1.3b'"),
         ({"signal": "time"}, "signal must be one of embedding, modulation, input, got 'time'"),
