@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 FORMATS = ("mp4", "gif", "png")
+_TOO_LARGE = [-signal.SIGXFSZ] if hasattr(signal, "SIGXFSZ") else []  # not on Windows
 CRF = 16  # H.264 quality; 16 is hard to tell from the frames themselves
 
 Array = np.ndarray[Any, Any]
@@ -77,8 +79,7 @@ def write_mp4(frames: Array, path: Path, fps: float, *, seekable: bool = False) 
     )
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split()[-40:])
-        full = "No space left" in said
-        code = errno.ENOSPC if full else errno.EIO
+        code = _error_code(done.returncode, said)
         raise OSError(code, said or f"ffmpeg ended with status {done.returncode}")
 
 
@@ -123,6 +124,13 @@ def _ffmpeg() -> str:
             "mp4 needs imageio-ffmpeg: pip install imageio-ffmpeg, or choose gif"
         ) from error
     return get_ffmpeg_exe()
+
+
+def _error_code(status: int, said: str) -> int:
+    """What stopped ffmpeg; a bound on the size of files kills it without a word."""
+    if status in _TOO_LARGE or "File too large" in said:
+        return errno.EFBIG
+    return errno.ENOSPC if "No space left" in said else errno.EIO
 
 
 def _even(frames: Array) -> Array:

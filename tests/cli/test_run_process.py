@@ -78,7 +78,7 @@ def test_a_limit_on_files_is_one_line_and_leaves_nothing(kind, tiny_demo, tmp_pa
     )
     assert ran.returncode == 2, ran.stderr
     assert ran.stderr.startswith("diffcache: ") and ran.stderr.count("\n") == 1
-    assert f"a-seed0.{kind}" in ran.stderr
+    assert f"a-seed0.{kind} is larger than a file may be here: raise `ulimit -f`" in ran.stderr
     assert finished(tmp_path) == []
 
 
