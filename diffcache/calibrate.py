@@ -32,14 +32,15 @@ class Trace:
     levels: tuple[float, ...] = ()
     end: float = 0.0  # the noise level after the last step
     outputs: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # branch -> place -> output
+    scales: dict[int, float] = field(default_factory=dict)  # place -> guidance scale at that step
 
-    def guided(self, guidance_scale: float) -> list[Tensor]:
+    def guided(self) -> list[Tensor]:
         """What the scheduler was handed at each step: uncond + g (cond - uncond), or the output."""
         cond, uncond = self.outputs.get("cond"), self.outputs.get("uncond", {})
         if cond is None:  # passes without names: all of them, side by side
             return [torch.cat(found, dim=-1) for found in self._steps()]
         return [
-            torch.lerp(uncond[place], cond[place], guidance_scale)
+            torch.lerp(uncond[place], cond[place], self.scales[place])
             if place in uncond
             else cond[place]
             for place in sorted(cond)
@@ -72,7 +73,7 @@ def record(pipe: Any, runs: Sequence[Run]) -> dict[str, Runs]:
         ValueError: no runs, no flow-matching scheduler, or schedules that differ between the runs.
     """
     with wrapping_restored(pipe):
-        return _runs(pipe, [_traced(pipe, run)[0] for run in runs])
+        return _runs([_traced(pipe, run)[0] for run in runs])
 
 
 def calibrate(
@@ -110,7 +111,7 @@ def calibrate(
         traced = [_traced(pipe, run) for run in runs]
         _check_repeats(pipe, runs[0], traced[0][0])
         truths = [pixels(result) for _, result in traced]
-        recorded = _runs(pipe, [trace for trace, _ in traced])
+        recorded = _runs([trace for trace, _ in traced])
         for name, seen in recorded.items():
             sigmas += _fitted(pipe, runs, truths, start, name, seen, error_weights, worst)
     return start.with_settings(sigmas=tuple(sigmas))
@@ -174,7 +175,7 @@ def _check_repeats(pipe: Any, run: Run, before: dict[str, Trace]) -> None:
     """Raises ValueError if another full run begins with other outputs."""
     again, _ = _traced(pipe, run)
     for name, trace in before.items():
-        if name not in again or not torch.equal(trace.guided(1.0)[0], again[name].guided(1.0)[0]):
+        if name not in again or not torch.equal(trace.guided()[0], again[name].guided()[0]):
             raise ValueError(
                 "the run does not repeat itself: make its generator inside, "
                 "lambda: pipe(..., generator=torch.Generator().manual_seed(0))"
@@ -191,7 +192,7 @@ def _traced(pipe: Any, run: Run) -> tuple[dict[str, Trace], Any]:
     traces: dict[str, Trace] = {}
     api.wrap(pipe, "exact")
     for denoiser in _wrapped(pipe):
-        denoiser.observer = partial(_observe, traces, denoiser)
+        denoiser.observer = partial(_observe, traces, denoiser, pipe)
     try:
         return traces, run()
     finally:
@@ -200,8 +201,10 @@ def _traced(pipe: Any, run: Run) -> tuple[dict[str, Trace], Any]:
 
 
 def _observe(
-    traces: dict[str, Trace], denoiser: Denoiser, context: CallContext, output: Any
+    traces: dict[str, Trace], denoiser: Denoiser, pipe: Any, context: CallContext, output: Any
 ) -> None:
+    from .pipelines.denoisers import guidance_scale
+
     schedule = denoiser.clock.trajectory.schedule if denoiser.clock.trajectory else None
     if schedule is None or schedule.levels is None or not schedule.sigmas:
         raise ValueError(NEEDS)
@@ -210,15 +213,20 @@ def _observe(
     first = next(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
     kept = first.detach().to("cpu", copy=True)
     trace.outputs.setdefault(context.branch, {})[context.place] = kept
+    trace.scales[context.place] = guidance_scale(pipe, denoiser.name)
 
 
-def _runs(pipe: Any, traces: Sequence[dict[str, Trace]]) -> dict[str, Runs]:
+def _runs(traces: Sequence[dict[str, Trace]]) -> dict[str, Runs]:
     if not traces:
         raise ValueError("calibration needs at least one run")
-    scale = getattr(pipe, "guidance_scale", None) or 1.0
     found = {}
     for name, first in traces[0].items():
-        outputs = [trace[name].guided(scale) for trace in traces if name in trace]
+        outputs = [trace[name].guided() for trace in traces if name in trace]
+        if any(len({output.shape for output in run}) > 1 for run in outputs):
+            raise ValueError(
+                "the passes of a step change in mid-run, in a pipeline that does not name them: "
+                "calibrate with guidance that stays on"
+            )
         if any(trace[name].sigmas != first.sigmas for trace in traces if name in trace):
             raise ValueError("the runs have different schedules: give all the same steps and shift")
         clips = [[output[item] for output in run] for run in outputs for item in range(len(run[0]))]

@@ -39,6 +39,13 @@ def takes_timestep(module: nn.Module) -> bool:
     return any(name in names for name in TIMESTEP_NAMES)
 
 
+def guidance_scale(pipeline: Any, name: str) -> float:
+    """The scale with which the passes of this denoiser are combined now; 1 where none is told."""
+    second = getattr(pipeline, "_guidance_scale_2", None) if name == "transformer_2" else None
+    scale = getattr(pipeline, "guidance_scale", None) if second is None else second
+    return 1.0 if scale is None else float(scale)
+
+
 def served_timesteps(pipeline: Any, name: str) -> Callable[[float], bool] | None:
     """Which timesteps go to this denoiser where two experts share the loop (Wan 2.2); else None."""
     ratio = getattr(getattr(pipeline, "config", None), "boundary_ratio", None)

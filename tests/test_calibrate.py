@@ -3,6 +3,9 @@
 import pytest
 import torch
 from diffusers import DPMSolverMultistepScheduler
+from tiny_pipelines import embeddings, two_experts
+from toy_loop import ToyPipe
+from toys import COND, UNCOND, Bare, latents
 
 import diffcache
 from diffcache.calibrate import calibrate, decibel, pixels, record
@@ -22,6 +25,61 @@ def test_the_record_is_the_gram_matrix_of_what_the_scheduler_was_handed(tiny_wan
     torch.testing.assert_close(
         torch.from_numpy(runs.grams[0]), products / products.diagonal().mean(), rtol=1e-5, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("second", [None, 1.5])
+def test_each_expert_and_step_is_recorded_with_its_own_guidance(second) -> None:
+    """Wan 2.2's second expert may have another scale, and a callback may switch guidance off."""
+
+    def off(pipe, index, t, tensors):
+        if index == 17:
+            pipe._guidance_scale = 1.0
+        return tensors
+
+    def run():
+        return pipe(
+            height=64,
+            width=64,
+            num_frames=5,
+            num_inference_steps=20,
+            guidance_scale=3.0,
+            guidance_scale_2=second,
+            output_type="latent",
+            generator=torch.Generator().manual_seed(0),
+            callback_on_step_end=off,
+            **embeddings(),
+        ).frames
+
+    pipe, handed = two_experts(), []
+    step = pipe.scheduler.step
+    pipe.scheduler.step = lambda output, *a, **k: handed.append(output) or step(output, *a, **k)
+    run()
+    del pipe.scheduler.step
+    found = record(pipe, [run])
+    first = len(found["transformer"].sigmas) - 1
+    rows = torch.stack(handed).flatten(1).double()
+    for name, own in (("transformer", rows[:first]), ("transformer_2", rows[first:])):
+        products = own @ own.T
+        torch.testing.assert_close(
+            torch.from_numpy(found[name].grams[0]),
+            products / products.diagonal().mean(),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+def test_unnamed_passes_that_change_in_mid_run_are_refused() -> None:
+    pipe, levels = ToyPipe(), torch.linspace(1, 0, 11)
+    pipe.transformer = Bare()
+
+    def run():
+        pipe.scheduler.sigmas, pipe.scheduler.timesteps = levels, levels[:-1] * 1000
+        for step, t in enumerate(levels[:-1] * 1000):
+            for text in (COND, UNCOND)[: 1 + (step < 6)]:
+                pipe.transformer(latents(), t, text)
+
+    with torch.no_grad(), pytest.raises(ValueError, match="guidance that stays on"):
+        record(pipe, [run])
 
 
 def test_batch_items_and_runs_are_clips(tiny_wan, run_tiny) -> None:
