@@ -1,5 +1,6 @@
 """The `diffcache` command: one small module for each subcommand."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -62,6 +63,9 @@ def _one_line(error: Exception) -> str:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "diffcache"
         return f"{' '.join(error.format_message().split())} See {command} --help"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"the disk is full{where}: free space, then give the same command again"
     text = " ".join(str(error).split()) or type(error).__name__
     foreseen = (ValueError, OSError, ImportError)
     if isinstance(error, foreseen) or type(error).__name__ == "DiffcacheError":

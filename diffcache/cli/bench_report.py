@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .bench_plot import plot
@@ -14,6 +16,7 @@ from .bench_store import Results
 from .bench_table import Row, rows
 from .bench_verdict import front, verdicts
 from .demo_report import processor
+from .media import publish
 from .output import to_json
 from .run_result import environment
 
@@ -47,12 +50,19 @@ def report(results: Results, plan: Plan, pipe: Any, missing: dict[str, str]) -> 
             "date": time.strftime("%Y-%m-%d"),
         },
     }
-    (results.folder / "bench.json").write_text(to_json(figures) + "\n", encoding="utf-8")
-    write_csv(results, found)
+    text = to_json(figures) + "\n"
+    _write(results, "bench.json", lambda path: path.write_text(text, encoding="utf-8"))
+    _write(results, "bench.csv", lambda path: write_csv(path, found))
     for scheduler, steps in conditions:
         name = f"pareto-{scheduler or 'own'}-{steps}.png".replace("@", "-shift")
-        plot(results.folder / name, of(common, scheduler, steps), clock, count)
+        drawn = of(common, scheduler, steps)
+        _write(results, name, partial(plot, found=drawn, clock=clock, clips=count))
     return figures
+
+
+def _write(results: Results, name: str, write: Callable[[Path], Any]) -> None:
+    """A whole file or the one that was there; a disk that is full says so."""
+    publish(results.folder / name, write, force=True)
 
 
 def of(found: Sequence[Row], scheduler: str, steps: int) -> list[Row]:
@@ -71,9 +81,9 @@ def shown(found: Sequence[Row], clock: str) -> list[Row]:
     ]
 
 
-def write_csv(results: Results, found: Sequence[Row]) -> None:
+def write_csv(path: Path, found: Sequence[Row]) -> None:
     """One row for each method, scheduler and number of steps; numbers rounded to what they mean."""
-    with (results.folder / "bench.csv").open("w", encoding="utf-8", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), restval="", lineterminator="\n")
         writer.writeheader()
         for row in found:
