@@ -62,6 +62,11 @@ class Policy:
     summary: str = ""
 
     def __post_init__(self) -> None:
+        for text in ("name", "source", "summary"):
+            if not isinstance(getattr(self, text), str):
+                raise ValueError(f"{text} must be text, got {getattr(self, text)!r}")
+        if not isinstance(self.exact, Mapping):
+            raise ValueError(f"exact must be settings by name, got {self.exact!r}")
         for slot in SLOTS:
             value = getattr(self, slot)
             if value is None and slot not in ("probe", "metric"):
@@ -202,6 +207,8 @@ def load(path: str | Path) -> Policy:
     """
     path = Path(path)
     yaml_file = _is_yaml(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no policy file {path}: check its path")
     try:
         text = path.read_text(encoding="utf-8")
         if yaml_file:
@@ -209,16 +216,25 @@ def load(path: str | Path) -> Policy:
 
             description = yaml.safe_load(text)
         else:
-            description = json.loads(text)
+            description = _from_json(text)
         if not isinstance(description, dict):
             raise ValueError("a policy file holds one mapping")
         return Policy.from_dict(description)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     except Exception as error:
         if type(error).__module__.startswith("yaml"):
             raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
         raise
+
+
+def _from_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
 def _is_yaml(path: Path) -> bool:

@@ -100,3 +100,30 @@ def test_missing_file(tmp_path):
         diffcache.load(tmp_path / "none.json")
     with pytest.raises(FileNotFoundError, match=r"none\.json"):
         diffcache.get_policy(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ({"name": 5}, "name must be text, got 5"),
+        ({"summary": None}, "summary must be text, got None"),
+        ({"exact": 5}, "exact must be settings by name, got 5"),
+        ({"site": 3}, "site must be a part, its kind or a mapping, got 3"),
+        ({"gate": ["table"]}, "gate must be a part, its kind or a mapping, got ['table']"),
+        ({"gate": {"kind": ["table"]}}, "unknown gate ['table']"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_one_line(override, said):
+    with pytest.raises(ValueError) as caught:
+        diffcache.get_policy("hold", **override)
+    assert str(caught.value).startswith(said)
+
+
+def test_files_that_hold_no_text_or_are_not_there_say_so(tmp_path):
+    cases = {"empty.json": (b"", "not JSON"), "bytes.json": (b"\xff\xfe", "not UTF-8 text")}
+    for name, (content, said) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}: {said}"):
+            diffcache.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"there is no policy file .*missing"):
+        diffcache.get_policy(str(tmp_path / "missing.yaml"))

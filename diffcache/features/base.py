@@ -83,9 +83,11 @@ def build(slot: str, description: Part | str | Mapping[str, Any]) -> Part:
                 f"{slot} must be a {slot} part, got the {description.slot} {description.kind!r}"
             )
         return description
+    if not isinstance(description, (str, Mapping)):
+        raise ValueError(f"{slot} must be a part, its kind or a mapping, got {description!r}")
     settings = {"kind": description} if isinstance(description, str) else dict(description)
     kind = settings.pop("kind", None)
-    if kind not in PARTS[slot]:
+    if not isinstance(kind, str) or kind not in PARTS[slot]:
         raise ValueError(f"unknown {slot} {kind!r}; {near(str(kind), PARTS[slot])}")
     cls = PARTS[slot][kind]
     for name in settings:
