@@ -34,6 +34,11 @@ class Guards(Part):
     ranks: str = "auto"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ranks, str) or not self.ranks:
+            raise ValueError(
+                "ranks must be 'auto', 'world', 'alone' or a process group's group_name, "
+                f"got {self.ranks!r}"
+            )
         super().__post_init__()
         check_count("warmup_steps", self.warmup_steps, 0)
         check_count("tail_steps", self.tail_steps, 0)
@@ -42,11 +47,6 @@ class Guards(Part):
             check_count("max_reuses", self.max_reuses, 0)
         if self.max_error is not None:
             check_range("max_error", self.max_error, 0)
-        if not isinstance(self.ranks, str) or not self.ranks:
-            raise ValueError(
-                "ranks must be 'auto', 'world', 'alone' or a process group's group_name, "
-                f"got {self.ranks!r}"
-            )
 
     def reason(self, context: CallContext, cell: Cell) -> str | None:
         """Why this call must be computed, or None."""
