@@ -28,7 +28,7 @@ _EXPORTS = {
     "DiffcacheError": "errors",
     "DiffcacheWarning": "errors",
 }
-_ROOMS = ("kv",)  # subpackages with public names of their own
+_ROOMS = ("calibrate", "kv", "magnitudes")  # modules with public names of their own
 __all__ = sorted((*_EXPORTS, *_ROOMS))
 
 

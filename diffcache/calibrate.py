@@ -21,6 +21,8 @@ from .policy import Policy
 from .registry import get_policy
 from .restore import wrapping_restored
 
+__all__ = ["calibrate", "record"]
+
 Run = Callable[[], Any]
 NEEDS = "calibration needs a pipeline with a flow-matching scheduler"
 

@@ -21,6 +21,8 @@ from .policy import Policy
 from .registry import get_policy
 from .restore import wrapping_restored
 
+__all__ = ["measure"]
+
 Steps = dict[float, float]  # noise level -> size relative to that of the step before
 NEEDS = "magnitudes are measured over the noise levels of flow matching, which no scheduler tells"
 

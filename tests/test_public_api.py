@@ -24,7 +24,15 @@ FUNCTIONS = {
 }
 CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Report"}
 ROOMS = {
+    "calibrate": {"calibrate", "record"},
+    "magnitudes": {"measure"},
     "kv": {"Admission", "AdmissionRefused", "Positions", "RollingCache", "RollingSettings"},
+}
+ROOM_FUNCTIONS = {
+    "calibrate.calibrate": "(pipe, runs, *, policy='forecast', fraction=None, "
+    "error_weights=(-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0), worst=(2.0, 8.0))",
+    "calibrate.record": "(pipe, runs)",
+    "magnitudes.measure": "(pipe, run, **settings)",
 }
 POLICY_PARTS = ("site", "axis", "probe", "metric", "gate", "predictor", "guards", "store")
 PRESETS = {"exact", "quality", "balanced", "fast"}
@@ -59,7 +67,17 @@ def test_class(name: str) -> None:
 def test_room(room: str) -> None:
     names = getattr(diffcache, room).__all__
     assert set(names) == ROOMS[room]
-    assert all(inspect.isclass(getattr(getattr(diffcache, room), name)) for name in names)
+    for name in names:
+        found = getattr(getattr(diffcache, room), name)
+        assert inspect.isclass(found) or f"{room}.{name}" in ROOM_FUNCTIONS
+
+
+@pytest.mark.parametrize("name", ROOM_FUNCTIONS)
+def test_signature_in_a_room(name: str) -> None:
+    room, _, function = name.partition(".")
+    found = getattr(getattr(diffcache, room), function)
+    assert _signature(found) == ROOM_FUNCTIONS[name]
+    assert found.__doc__
 
 
 def test_rolling_cache_takes_its_sizes_first() -> None:

@@ -84,7 +84,7 @@ class SigmaTable(Table):
             return f"no table of computed steps for {context.solver}: an analytic one is used"
         return (
             f"computed steps by the table for {context.solver} that was measured on diffcache's "
-            "demo model; diffcache.calibrate finds one for this model"
+            "demo model; diffcache.calibrate.calibrate finds one for this model"
         )
 
     def _halved(self, place: int, table: frozenset[int], cell: Cell) -> bool:
