@@ -82,11 +82,12 @@ def preset_table() -> str:
             psnr = " | ".join(
                 f"{float(row[key]):.1f}" for key in ("psnr_mean", "psnr_p5", "psnr_min")
             )
-            over = [float(row[f"{key}_vs_fewer"]) for key in ("psnr_mean", "psnr_p5")]
+            over = [row[f"{key}_vs_fewer"] for key in ("psnr_mean", "psnr_p5")]
+            above = " / ".join(f"{float(cell):+.1f}" for cell in over if cell)  # none: out of range
             rows.append(
                 f"| {row['steps']}, {names[row['scheduler']]} | `{row['method']}` "
                 f"| {float(row['computed']):.3g} | {float(row['speedup']):.2f} | {psnr} "
-                f"| {over[0]:+.1f} / {over[1]:+.1f} |"
+                f"| {above} |"
             )
     return "\n".join(rows)
 
