@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from . import llm
 from .denoiser import ATTRIBUTE, Denoiser, refuse_double
 from .errors import DiffcacheError, DiffcacheWarning
 from .hooks import CallHook, InstancePatch
@@ -35,11 +36,12 @@ def wrap(
     strict: bool = False,
     **overrides: Any,
 ) -> Any:
-    """Makes a pipeline or a denoiser reuse what it computed before; in place.
+    """Makes a pipeline or a denoiser reuse what it computed before, an LLM keep less; in place.
 
     Args:
         target: a diffusers pipeline (all its denoisers are wrapped), a denoiser, any module with a
-            timestep, or a class: then a factory with the class's constructors is returned.
+            timestep, a language model of transformers (the policy is then a `kv.KVPolicy` or its
+            name), or a class: then a factory with the class's constructors is returned.
         policy: a name (`diffcache.policies()`), a `Policy`, the path of one, or a mapping from
             denoiser names ("transformer_2") to any of these.
         strict: raise where a run would only have said that it skipped nothing.
@@ -54,6 +56,8 @@ def wrap(
     """
     if isinstance(target, type):
         return WrappedClass(target, policy, strict, overrides)
+    if llm.is_llm(target):
+        return llm.wrap(target, policy, strict, overrides)
     found = _denoisers(target)
     policies = {
         name: chosen.for_model(_family(target, name, found[name]))
@@ -70,6 +74,8 @@ def wrap(
 
 def unwrap(target: Any) -> Any:
     """Takes everything off again, as if it had never been there; returns `target`."""
+    if llm.is_llm(target):
+        return llm.unwrap(target)
     for module in _denoisers(target, wrapped_only=True).values():
         state = _state(module)
         if state is not None:
@@ -80,17 +86,21 @@ def unwrap(target: Any) -> Any:
 
 def reset(target: Any) -> None:
     """Drops all history and rows; the next call begins a new trajectory."""
+    if llm.is_llm(target):
+        return llm.state(target).reset()
     for state in _states(target):
         state.reset()
 
 
 def report(target: Any) -> Report:
-    """What the last run computed, reused and saved, and why.
+    """What the last run computed, reused and saved, and why; of an LLM a `kv.KVReport`.
 
     Raises:
         ValueError: `target` is not wrapped.
         DiffcacheError: with strict, the last run skipped nothing.
     """
+    if llm.is_llm(target):
+        return llm.state(target).report()
     states = _states(target)
     for state in states:
         _complain(state, raising_only=True)
@@ -114,6 +124,10 @@ def report(target: Any) -> Report:
 @contextmanager
 def disabled(target: Any) -> Iterator[Any]:
     """Calls within compute everything and leave no trace; history from before is dropped."""
+    if llm.is_llm(target):
+        with llm.state(target).pause():
+            yield target
+        return
     states = _states(target)
     for state in states:
         state.clear()

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("diffcache", "kernels", "pipelines", "world_models")
 MOVED = ("kernels", "pipelines", "world_models")
-FRONT = ("api", "calibrate", "cli", "comfyui", "magnitudes", "restore")
+FRONT = ("api", "calibrate", "cli", "comfyui", "llm", "magnitudes", "restore")
 ALLOWED = {
     "kernels": {"kernels"},
     "features": {"features", "core", "kernels"},

@@ -26,9 +26,27 @@ CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Repor
 ROOMS = {
     "calibrate": {"calibrate", "record"},
     "magnitudes": {"measure"},
-    "kv": {"Admission", "AdmissionRefused", "Positions", "RollingCache", "RollingSettings"},
+    "kv": {
+        "Admission",
+        "AdmissionRefused",
+        "KVPolicy",
+        "KVReport",
+        "Positions",
+        "RollingCache",
+        "RollingSettings",
+        "get_kv_policy",
+        "held_bytes",
+        "kv_bytes",
+        "kv_policies",
+        "load_kv_policy",
+    },
 }
 ROOM_FUNCTIONS = {
+    "kv.get_kv_policy": "(policy, **overrides)",
+    "kv.held_bytes": "(tensors)",
+    "kv.kv_bytes": "(config, tokens, *, batch_size=1, dtype=None)",
+    "kv.kv_policies": "()",
+    "kv.load_kv_policy": "(path)",
     "calibrate.calibrate": "(pipe, runs, *, policy='forecast', fraction=None, "
     "error_weights=(-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0), worst=(2.0, 8.0))",
     "calibrate.record": "(pipe, runs)",

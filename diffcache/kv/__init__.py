@@ -7,9 +7,16 @@ from typing import Any as _Any
 _EXPORTS = {
     "Admission": "admission",
     "AdmissionRefused": "session",
+    "KVPolicy": "policy",
+    "KVReport": "report",
     "Positions": "positions",
     "RollingCache": "rolling",
     "RollingSettings": "settings",
+    "get_kv_policy": "named",
+    "held_bytes": "ledger",
+    "kv_bytes": "sizes",
+    "kv_policies": "named",
+    "load_kv_policy": "policy",
 }
 __all__ = sorted(_EXPORTS)
 
@@ -17,10 +24,15 @@ __all__ = sorted(_EXPORTS)
 def __getattr__(name: str) -> _Any:
     if name in _EXPORTS:
         value = getattr(_import_module(f"{__name__}.{_EXPORTS[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elif name.startswith("_") or not name[:1].isupper():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:  # SnapKV, KeyDiff, ...: whatever is found in policies/
+        value = _import_module(f"{__name__}.named").makers().get(name)
+        if value is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_import_module(f"{__name__}.named").makers()})

@@ -1,0 +1,1 @@
+"""Named KV policies, one method per file, found by themselves."""
