@@ -66,7 +66,9 @@ class Scorer(SlotPart):
         return False
 
     def score(self, view: LayerView) -> Tensor:
-        """[batch, heads, slots] of any float type, higher = keep; heads of the view's keys.
+        """[batch, heads, slots] of any float type, higher = keep.
+
+        Heads are those of the view's keys, or those that are stored.
 
         What it gives for slots that hold no token does not matter.
         """
@@ -138,7 +140,9 @@ class Budget(SlotPart):
 class Compressor(SlotPart):
     """What becomes of tokens that the budget does not keep."""
 
-    nature: ClassVar[str] = "lossy"  # or "exact", "bounded"
+    nature: ClassVar[str] = "lossy"  # or "bounded": every token stays, within an error
+    extra: ClassVar[int] = 0  # slots per head that it adds, paid for by the budget
+    per_token: ClassVar[bool] = False  # reads the keys and values that are stored
 
     def plan(self, view: LayerView, keep: Tensor) -> Plan:
         """Args: keep: bool [batch, heads, slots], what the budget keeps; heads that are stored."""
@@ -152,7 +156,7 @@ class Storage(SlotPart):
     ragged: ClassVar[bool] = False  # heads may hold different numbers without holes
 
     @property
-    def tail(self) -> int:
+    def newest(self) -> int:
         """How many of the newest tokens stay in full precision, where others do not."""
         return 0
 
@@ -169,8 +173,8 @@ class Storage(SlotPart):
 class Protection(SlotPart):
     """Which tokens stay whatever their score, within the budget."""
 
-    def mask(self, view: LayerView) -> Tensor:
-        """bool [batch, 1 or heads, slots]."""
+    def mask(self, view: LayerView, target: Tensor) -> Tensor:
+        """bool [batch, 1 or heads, slots]; target: int64 [batch], the budget's mean per head."""
         raise NotImplementedError
 
     def least(self) -> int:

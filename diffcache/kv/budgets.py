@@ -27,7 +27,8 @@ class Pyramid(Budget):
     """Many in the first layers, few in the last, falling in equal steps.
 
     Attributes:
-        beta: the last layer keeps the mean over `beta`; the first what then makes up the mean.
+        beta: beside what is protected the last layer keeps the mean over `beta`; the first keeps
+            what then makes up the mean.
 
     Source: PyramidKV, arXiv 2406.02069, beta 20. Where the first layers would keep more than
     there is, the others take what is left over.
@@ -41,7 +42,8 @@ class Pyramid(Budget):
 
     def split(self, target: Tensor, scores: Tensor, view: LayerView) -> Tensor:
         layers = view.facts.num_layers
-        least = target.double() / self.beta
+        safe = (scores == float("inf")).sum(-1).amax(1)  # outside the pyramid, as the window is
+        least = safe + (target - safe).clamp(min=0).double() / self.beta
         steps = torch.linspace(1, 0, layers, dtype=torch.double, device=target.device)
         shares = least[:, None] + 2 * (target - least)[:, None] * steps
         limit = view.seen[:, None].expand(-1, layers)

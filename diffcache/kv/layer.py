@@ -86,6 +86,10 @@ class CompressedLayer:
         trigger = self.policy.trigger
         if self.new > 1 or trigger.decodes:
             self._compress_if_due(query, keys, values, scaling)
+        if self.timeline.padded and self.store.moves:
+            view = self._view(query, self._index(self.new), keys, values, scaling)
+            if keys.shape[2] == self.slots:  # nothing was picked: padding is still there
+                self.store.execute(Plan(keep=view.live.expand(-1, view.stored_heads, -1)))
         self.store.settle()
 
     def shrink(self, priority: Tensor, counts: Tensor) -> None:
@@ -101,8 +105,10 @@ class CompressedLayer:
     def compress(self, scores: Tensor, counts: Tensor, view: LayerView) -> None:
         """Keeps the best `counts` [batch, heads] by `scores` [batch, heads, slots] of each head."""
         live = view.live.expand_as(scores)
-        if bool((live.sum(-1) <= counts).all()):
+        within = live.sum(-1) <= counts + self.policy.compressor.extra
+        if bool(within.all()):
             return
+        counts = torch.where(within, live.sum(-1), counts)
         rank = scores.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         keep = (rank < counts[..., None]) & live
         self._execute(self.policy.compressor.plan(view, keep), view)
@@ -182,7 +188,7 @@ class CompressedLayer:
         row |= {"before": before, "after": before, "bytes": self.store.promised()}
         self.rows.append(row)
         target = self._target(view)
-        scores = self.policy.scores(view)
+        scores = self.policy.scores(view, target)
         budget = self.policy.budget
         if budget.cascade:
             self.shares.arrive(self, view, scores, target)
@@ -237,7 +243,7 @@ class CompressedLayer:
 
     def _remember(self, query: Tensor) -> None:
         """Keeps the last queries from pass to pass, where passes of one token are scored, too."""
-        wanted = self.policy.scorer.queries
+        wanted = max(self.policy.scorer.queries, self.policy.budget.queries)
         if not wanted or not self.policy.trigger.remembers:
             return
         index = self._index(query.shape[2])

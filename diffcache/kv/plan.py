@@ -14,7 +14,7 @@ class Plan:
     Attributes:
         keep: bool [batch, heads, slots]; slots that stay as they are.
         low: bool of that shape, slots that stay in `bits` bits; never those of `keep`.
-        bits: 8, 4 or 2, for `low`.
+        bits, block: 8, 4 or 2, and the size of Hadamard blocks, for `low`.
         into: int64 of that shape, for a slot that is merged the kept slot that takes it up, else
             -1; None where nothing is merged.
         merge_keys: whether keys are averaged with the values, or values alone.
@@ -25,6 +25,7 @@ class Plan:
     keep: Tensor
     low: Tensor | None = None
     bits: int = 4
+    block: int = 64
     into: Tensor | None = None
     merge_keys: bool = True
     summary: bool = False

@@ -73,25 +73,39 @@ class KVPolicy:
                 f"tokens must be at least the {least} that the protection keeps, "
                 f"got {self.budget.tokens}"
             )
+        if self.budget.bytes is not None and self.compressor.nature == "bounded":
+            raise ValueError(
+                f"bytes cannot be promised where {self.compressor.kind} keeps every token: give "
+                "tokens or keep, those that stay as they are"
+            )
 
     @property
     def exact(self) -> bool:
         """Whether nothing is ever evicted or coded."""
         return self.budget.keep == 1 and self.storage.codec(torch.float32).name == "full"
 
-    def scores(self, view: LayerView) -> Tensor:
+    @property
+    def nature(self) -> str:
+        """exact (nothing ever goes), bounded (every token stays, within an error) or lossy."""
+        if self.exact:
+            return "exact"
+        stays = self.budget.keep == 1 or self.compressor.nature == "bounded"
+        return "bounded" if stays else "lossy"
+
+    def scores(self, view: LayerView, target: Tensor) -> Tensor:
         """fp32 [batch, stored heads, slots]: +inf where protected, -inf where no token is.
 
         A score that is not a number counts as the lowest.
         """
         scores = view.by_stored_head(self.scorer.score(view)).float()
-        scores = scores.nan_to_num(nan=torch.finfo(torch.float32).min)
-        scores = scores.masked_fill(self.protection.mask(view), float("inf"))
+        number = torch.finfo(torch.float32)
+        scores = scores.nan_to_num(nan=number.min, posinf=number.max, neginf=number.min)
+        scores = scores.masked_fill(self.protection.mask(view, target), float("inf"))
         return scores.masked_fill(~view.live, float("-inf"))
 
     def counts(self, target: Tensor, scores: Tensor, view: LayerView) -> Tensor:
         """int64 [batch, heads]: slots that each head keeps, protected ones in any case."""
-        counts = self.budget.split(target, scores, view)
+        counts = self.budget.split(target, scores, view) - self.compressor.extra
         return torch.maximum(counts, (scores == float("inf")).sum(-1))
 
     def parts(self) -> dict[str, Any]:

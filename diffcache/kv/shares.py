@@ -37,7 +37,7 @@ class Shares:
         tables = sum(t.numel() * t.element_size() for t in layer.timeline.tensors().values())
         room = (budget.bytes - tables) / (batch * heads * layer.facts.num_layers)
         room -= 4 if storage.flat() else 0
-        newest = min(storage.tail, int(room // (full + rest))) if coded != full else 0
+        newest = min(storage.newest, int(room // (full + rest))) if coded != full else 0
         return max(0, newest + int((room - newest * (full + rest)) // (coded + rest)))
 
     def over(self, layer: CompressedLayer, view: LayerView, target: Tensor) -> int:

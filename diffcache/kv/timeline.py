@@ -21,6 +21,7 @@ class Timeline:
     """
 
     def __init__(self) -> None:
+        self.padded = False  # whether there was padding in the last pass
         self.real: Tensor | None = None
         self.positions: Tensor | None = None
         self.roles: Tensor | None = None
@@ -42,6 +43,7 @@ class Timeline:
             positions = (before + real.cumsum(1) - 1).clamp(min=0)
         positions = positions if positions.ndim == 3 else positions[None]
         positions = positions.to(torch.int32).expand(-1, real.shape[0], -1)
+        self.padded = not bool(real.all())
         if self.roles is not None or roles is not None:
             old = torch.zeros(real.shape[0], self.columns, dtype=torch.int8, device=real.device)
             new = torch.zeros_like(real, dtype=torch.int8) if roles is None else roles

@@ -27,6 +27,11 @@ class TokenStore:
         block = self.blocks["tail"]
         return block.planes["k0"].shape[1]
 
+    @property
+    def moves(self) -> bool:
+        """Whether tokens are moved from the tail into another form."""
+        return self.storage.flat() or self.storage.codec(self.dtype) != FULL
+
     def append(self, keys: Tensor, values: Tensor, start: int, accumulates: bool) -> None:
         """Adds tokens of columns start, start + 1, ... to the tail, the same for all heads."""
         self.dtype = keys.dtype
@@ -70,7 +75,7 @@ class TokenStore:
         """Whether this is every column ever seen, in order, as it came."""
         tail = self.blocks["tail"]
         whole = len(self.blocks) == 1 and tail.slots == columns and not tail.holes
-        return whole and tail.planes["index"].shape[1] == 1
+        return whole and tail.planes["index"].shape[1] == 1 and "weight" not in tail.planes
 
     def counts(self) -> Tensor:
         """int64 [batch, heads or 1]: slots that are filled, padding included."""
@@ -109,10 +114,12 @@ class TokenStore:
             start += block.slots
             if plan.low is not None and bool(plan.low[..., rows].any()):
                 small = block.pick(plan.low[..., rows], flat=False)
-                small = small.recoded(Integer(bits=plan.bits), self.dtype)
+                small = small.recoded(Integer(bits=plan.bits, block=plan.block), self.dtype)
                 low = small if low is None else join(low, small)
             self.blocks[name] = block.pick(plan.keep[..., rows], flat=block.lengths is not None)
         if low is not None:
+            before = self.blocks.get("low")
+            low = low if before is None else join(before, low)
             kept = low.planes["index"] >= 0
             low = low.pick(kept.expand(-1, self.heads, -1), flat=self.storage.flat())
             self.blocks = {**self.blocks, "low": low, "tail": self.blocks["tail"]}
@@ -132,7 +139,7 @@ class TokenStore:
             return
         if codec == FULL and (not force or not tail.holes):
             return  # nothing is gained while all heads hold the same number
-        over = tail.slots - storage.tail
+        over = tail.slots - storage.newest
         if over <= (0 if force else SETTLE):
             return
         index = tail.planes["index"].expand(-1, self.heads, -1)

@@ -29,6 +29,43 @@ class AfterPrefill(Trigger):
 
 @part("trigger")
 @dataclass(frozen=True, kw_only=True)
+class EverySteps(Trigger):
+    """After every pass of several tokens, and then every `steps` passes.
+
+    Between, a cache is never above its budget by more than `steps` tokens.
+    """
+
+    decodes: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("steps", self.steps, 1)
+
+    def due(self, event: Event) -> bool:
+        return event.over > 0 and (event.new > 1 or event.steps >= self.steps)
+
+
+@part("trigger")
+@dataclass(frozen=True, kw_only=True)
+class Overflow(Trigger):
+    """As soon as heads exceed the budget by more than `slack` tokens."""
+
+    decodes: ClassVar[bool] = True
+    remembers: ClassVar[bool] = True
+
+    slack: int = 32
+
+    def __post_init__(self) -> None:
+        check_count("slack", self.slack, 0)
+
+    def due(self, event: Event) -> bool:
+        return event.over > self.slack
+
+
+@part("trigger")
+@dataclass(frozen=True, kw_only=True)
 class Manual(Trigger):
     """Never by itself: when the cache's `compress` is called."""
 

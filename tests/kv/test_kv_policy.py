@@ -37,8 +37,8 @@ def test_an_unknown_key_in_a_file_is_refused_with_near_matches(tmp_path: Path) -
     for wrong, near in (({"scorrer": "position"}, "scorer"), ({"positionz": 1}, "positions")):
         with pytest.raises(ValueError, match=f"has no key.*{near}"):
             kv.KVPolicy.from_dict({**policy, **wrong})
-    with pytest.raises(ValueError, match=r"no setting 'neighbors'.*neighbours"):
-        kv.KVPolicy.from_dict({**policy, "scorer": {"kind": "key_difference", "neighbors": 1}})
+    with pytest.raises(ValueError, match=r"no setting 'windows'.*window"):
+        kv.KVPolicy.from_dict({**policy, "scorer": {"kind": "window_attention", "windows": 1}})
 
 
 def test_names_that_are_close_are_offered() -> None:

@@ -70,9 +70,8 @@ def test_two_questions_on_one_context_equal_two_fresh_runs(name: str) -> None:
 
 @every_policy
 def test_rolling_back_an_answer_leaves_the_context(name: str) -> None:
-    model = wrapped(name, trigger={"kind": "manual"})
+    model = wrapped(name, trigger={"kind": "after_prefill", "slack": 20})
     cache = ask(model, tiny_llms.ids(1, 160)).cache
-    cache.compress()
     before = tiny_llms.kept_columns(cache)
     twin = cache.fork()
     ask(model, tiny_llms.ids(1, 9, 2), cache)
@@ -169,6 +168,18 @@ def test_embeddings_in_place_of_tokens(name: str) -> None:
     pairs = zip(tiny_llms.kept_columns(by_ids), tiny_llms.kept_columns(by_embeds), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
     model.generate(inputs_embeds=embeds, max_new_tokens=2, do_sample=False)
+
+
+def test_compression_by_hand() -> None:
+    for scorer in ("key_difference", "window_attention", "accumulated_attention"):
+        model = wrapped("keydiff", keep=0.5, scorer=scorer, trigger={"kind": "manual"})
+        cache = ask(model, tiny_llms.ids(1, 160)).cache
+        assert all(bool(layer.all()) for layer in tiny_llms.kept_columns(cache))
+        cache.compress()
+        assert all(int(layer.sum()) == 160 for layer in tiny_llms.kept_columns(cache))
+    model = wrapped("expectedattention", trigger={"kind": "manual"})
+    with pytest.raises(diffcache.DiffcacheError, match="queries of the pass at hand"):
+        ask(model, tiny_llms.ids(1, 160)).cache.compress()
 
 
 def test_a_reset_cache_begins_anew() -> None:

@@ -7,13 +7,13 @@ Source: SnapKV, arXiv 2404.14469: window 64, average pooling over 5 tokens; TOVA
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...parts import check_choice, check_count, check_range
 from ..attention import weights
 from ..base import Scorer, part
 from ..layer_view import LayerView
+from ..pooling import pool_tokens
 
 
 @part("scorer")
@@ -22,8 +22,9 @@ class WindowAttention(Scorer):
     """Mean attention of the last `window` true queries, pooled along the tokens.
 
     Attributes:
-        window: how many queries; their own tokens rank above all others.
+        window: how many queries; their own tokens rank with the best of the others.
         pool: "avg" or "max" over `kernel` neighbouring tokens (odd; 1 for none).
+        group: "mean", "max" or "sum" over the query heads of a key head.
         heads: "each" key head by itself, or "all" heads the same mean.
         variance: how often the variance over the queries is added (CAKE's gamma).
     """
@@ -31,6 +32,7 @@ class WindowAttention(Scorer):
     window: int = 64
     kernel: int = 5
     pool: str = "avg"
+    group: str = "mean"
     heads: str = "each"
     variance: float = 0.0
 
@@ -38,6 +40,7 @@ class WindowAttention(Scorer):
         check_count("window", self.window, 1)
         check_count("kernel", self.kernel, 1)
         check_choice("pool", self.pool, ("avg", "max"))
+        check_choice("group", self.group, ("mean", "max", "sum"))
         check_choice("heads", self.heads, ("each", "all"))
         check_range("variance", self.variance, 0)
         if self.kernel % 2 == 0:
@@ -48,26 +51,25 @@ class WindowAttention(Scorer):
         return self.window
 
     def score(self, view: LayerView) -> Tensor:
-        shares = weights(view, view.queries, view.query_index)
-        queries = (view.query_index >= 0).sum(-1).clamp(min=1)[:, None, None, None]
+        index = view.query_index[:, -self.window :]
+        shares = weights(view, view.queries[:, :, -self.window :], index)
+        queries = (index >= 0).sum(-1).clamp(min=1)[:, None, None, None]
         scores = mean = shares.sum(3) / queries  # [batch, heads, group, slots]
         if self.variance:
             # Rows of padding are zeros, so the mean square needs no mask.
             moves = (shares.square().sum(3) / queries - mean.square()).clamp(min=0)
             scores = mean + self.variance * moves
-        scores = scores.mean(2)
+        scores = reduced(scores, self.group)
         if self.heads == "all":
             scores = scores.mean(1, keepdim=True).expand_as(scores)
-        first = torch.where(view.query_index >= 0, view.query_index, 2**62).amin(-1)
+        first = torch.where(index >= 0, index, 2**62).amin(-1)
         inside = (view.index >= first[:, None, None]).expand_as(scores)
         pooled = pool_tokens(scores.masked_fill(inside, 0.0), self.kernel, self.pool)
-        return pooled.masked_fill(inside, 2.0 + self.variance)  # nothing else is as high
+        return torch.where(inside, pooled.amax(-1, keepdim=True), pooled)
 
 
-def pool_tokens(scores: Tensor, kernel: int, pool: str) -> Tensor:
-    """[batch, heads, slots] pooled over `kernel` neighbours; beyond the ends are zeros."""
-    if kernel == 1:
-        return scores
-    if pool == "avg":
-        return F.avg_pool1d(scores, kernel, stride=1, padding=kernel // 2)
-    return F.max_pool1d(scores, kernel, stride=1, padding=kernel // 2)
+def reduced(scores: Tensor, how: str) -> Tensor:
+    """[batch, heads, group, slots] over the group."""
+    if how == "max":
+        return scores.amax(2)
+    return scores.mean(2) if how == "mean" else scores.sum(2)
