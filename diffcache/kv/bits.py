@@ -42,7 +42,7 @@ class Integer(Codec):
     Attributes:
         bits: 8, 4 or 2 per number.
         block: size of the Hadamard blocks that spread outliers before coding, a power of two; 0
-            for none. Blocks that do not fit the head are halved until they do.
+            for none. Heads that they do not divide have smaller ones.
 
     A token with a number that is not finite, or beyond fp16's range, reads back as NaN: visible.
     Source: block-Hadamard rotation as in QuaRot, arXiv 2404.00456.
@@ -75,10 +75,11 @@ class Integer(Codec):
 
 
 def hadamard(x: Tensor, block: int) -> Tensor:
-    """`x` [..., n] in the normalised Hadamard basis of blocks; the same again undoes it."""
-    size = min(block, x.shape[-1])
-    while size > 1 and x.shape[-1] % size:
-        size //= 2
+    """`x` [..., n] in the normalised Hadamard basis of blocks; the same again undoes it.
+
+    Blocks have the largest power of two as size that divides n, up to `block`.
+    """
+    size = min(block, x.shape[-1] & -x.shape[-1])  # the largest power of two that divides it
     if size <= 1:
         return x
     basis = _basis(size).to(x)

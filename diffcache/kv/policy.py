@@ -73,6 +73,11 @@ class KVPolicy:
                 f"tokens must be at least the {least} that the protection keeps, "
                 f"got {self.budget.tokens}"
             )
+        if self.budget.bytes is not None and self.budget.per_head and not self.storage.ragged:
+            raise ValueError(
+                f"bytes cannot be promised where heads of {self.budget.kind} leave holes: take "
+                "storage='ragged' or 'quantised'"
+            )
         if self.budget.bytes is not None and self.compressor.nature == "bounded":
             raise ValueError(
                 f"bytes cannot be promised where {self.compressor.kind} keeps every token: give "

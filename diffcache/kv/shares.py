@@ -38,7 +38,9 @@ class Shares:
         room = (budget.bytes - tables) / (batch * heads * layer.facts.num_layers)
         room -= 4 if storage.flat() else 0
         newest = min(storage.newest, int(room // (full + rest))) if coded != full else 0
-        return max(0, newest + int((room - newest * (full + rest)) // (coded + rest)))
+        older = int((room - newest * (full + rest)) // (coded + rest))
+        # A head with less than a tail holds holes in it, so no tail is counted on.
+        return max(0, older if budget.per_head else newest + older)
 
     def over(self, layer: CompressedLayer, view: LayerView, target: Tensor) -> int:
         """By how many tokens a head exceeds the budget's mean, on average over its layer's heads.

@@ -139,14 +139,13 @@ class TokenStore:
             return
         if codec == FULL and (not force or not tail.holes):
             return  # nothing is gained while all heads hold the same number
-        over = tail.slots - storage.newest
-        if over <= (0 if force else SETTLE):
+        if tail.slots - storage.newest <= (0 if force else SETTLE):
             return
-        index = tail.planes["index"].expand(-1, self.heads, -1)
-        place = torch.arange(tail.slots, device=index.device)
-        old = (place < over).expand_as(index) & (index >= 0)
+        filled = (tail.planes["index"] >= 0).expand(-1, self.heads, -1)
+        newer = filled.flip(-1).cumsum(-1).flip(-1)  # itself included; holes may lie anywhere
+        old = filled & (newer > storage.newest)
         moved = tail.pick(old, flat=False).recoded(codec, self.dtype)
-        self.blocks["tail"] = tail.pick(~old & (index >= 0), flat=False)
+        self.blocks["tail"] = tail.pick(filled & ~old, flat=False)
         main = self.blocks.pop("main", None)
         joined = moved if main is None else join(main, moved)
         filled = (joined.planes["index"] >= 0).expand(-1, self.heads, -1)
