@@ -20,6 +20,8 @@ _EXPORTS = {
     "chunk": "api",
     "kv_write": "api",
     "load": "policy",
+    "kv_roles": "llm",
+    "load_cache": "llm",
     "Policy": "policy",
     "policies": "registry",
     "get_policy": "registry",

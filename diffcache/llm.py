@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from .kv.named import get_kv_policy
 from .kv.policy import KVPolicy
@@ -39,6 +40,38 @@ def unwrap(target: Any) -> Any:
     if found is not None:
         found.remove()
     return target
+
+
+def kv_roles(model: Any, roles: Any) -> AbstractContextManager[None]:
+    """Within, tokens of a wrapped language model have roles, for scorers and protection.
+
+    Args:
+        model: a wrapped language model.
+        roles: whole numbers [batch, columns] from 0 to 127, as an attention mask runs over all
+            tokens of the input; 0, and whatever lies beyond, is no role. What a number means is
+            the caller's: images 2, pinned spans 7, as policies are told.
+
+    Raises:
+        ValueError: roles of another kind, or the model is not wrapped.
+    """
+    return cast(AbstractContextManager[None], state(model).marked(roles))
+
+
+def load_cache(path: str | Path, model: Any) -> Any:
+    """A compressed cache that its `save` wrote, maybe in another process, to go on with.
+
+    Args:
+        path: of the safetensors file.
+        model: a wrapped language model like the one that filled it. The cache keeps its own policy.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: not such a file, or of another model; the message names it.
+    """
+    found = state(model)
+    from .pipelines.llm_files import load
+
+    return load(path, found)
 
 
 def state(target: Any) -> Any:

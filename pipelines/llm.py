@@ -19,7 +19,7 @@ from diffcache.kv.report import KVReport
 
 from .llm_attention import PREFIX, ours
 from .llm_cache import CompressedCache
-from .llm_facts import facts
+from .llm_facts import check_needs, facts, model_sizes
 
 ATTRIBUTE = "_diffcache_kv"
 _LIVE: weakref.WeakSet[WrappedLLM] = weakref.WeakSet()  # a config may be shared by several models
@@ -116,7 +116,7 @@ class WrappedLLM:
         cache.begin(
             _real(given.get("attention_mask"), inputs, columns),
             _positions(given.get("position_ids"), inputs, columns),
-            None if self.roles is None else self.roles[:, columns : columns + new],
+            _columns(_for_batch(self.roles, inputs.shape[0]), columns, new),
         )
         self.cores = cache.cores
         return (), given
@@ -133,6 +133,20 @@ class WrappedLLM:
 
     def reset(self) -> None:
         self.cores, self.summary = [], {}
+
+    @contextmanager
+    def marked(self, roles: Tensor) -> Iterator[None]:
+        """Within, tokens have these roles: int [batch, columns], as an attention mask has."""
+        if roles.ndim != 2 or roles.is_floating_point() or int(roles.amin()) < 0:
+            raise ValueError(
+                f"roles must be whole numbers from 0 to 127, [batch, columns], got {roles.dtype} "
+                f"{list(roles.shape)}"
+            )
+        before, self.roles = self.roles, roles.to(torch.int8)
+        try:
+            yield
+        finally:
+            self.roles = before
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -161,7 +175,18 @@ class WrappedLLM:
             raise DiffcacheError(FILLED)
         cache.layers = self._fresh().layers
         cache.layer_class_to_replicate = None
-        CompressedCache.adopt(cache, self.policy, facts(self.decoder, self.kinds))
+        self._compress(cache, self.policy)
+
+    def cache(self, policy: KVPolicy) -> CompressedCache:
+        """An empty compressed cache for this model."""
+        made = self._fresh()
+        self._compress(made, policy)
+        assert isinstance(made, CompressedCache)
+        return made
+
+    def _compress(self, cache: DynamicCache, policy: KVPolicy) -> None:
+        known = facts(self.decoder, self.kinds)
+        CompressedCache.adopt(cache, policy, known, model_sizes(self.decoder.config))
 
     def _check(self) -> None:
         config, name = self.decoder.config, type(self.model()).__name__
@@ -175,11 +200,16 @@ class WrappedLLM:
                 f"{name} has no full-attention layer to compress (its layers: {kinds}); "
                 "sliding windows and linear attention are bounded already"
             )
-        if self.policy.budget.per_head and getattr(config, "kv_lora_rank", None):
-            raise ValueError(
-                f"{name} caches one latent for all heads, so a budget per head has nothing to "
-                f"choose: take another budget than {self.policy.budget.kind!r}"
-            )
+        latent = getattr(config, "kv_lora_rank", None)
+        for piece, each in ((self.policy.budget, "head"), (self.policy.compressor, "token")):
+            if latent and getattr(piece, f"per_{each}"):
+                raise ValueError(
+                    f"{name} caches one latent for all heads: take another {piece.slot} than "
+                    f"{piece.kind!r}, which works per {each} of keys and values"
+                )
+        known = facts(self.decoder, self.kinds)
+        kept = [f for f, kind in zip(known, self.kinds, strict=True) if kind is DynamicLayer]
+        check_needs(self.policy, kept, name)
 
 
 class Call:
@@ -244,7 +274,25 @@ def _real(mask: Any, inputs: Tensor, columns: int) -> Tensor:
     if mask.ndim == 4:
         seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
         mask = seen.any(1).any(1).expand(batch, -1)
-    fresh = mask[:, columns : columns + new].to(device=inputs.device, dtype=torch.bool)
+    fresh = _columns(mask, columns, new)
+    assert fresh is not None
+    return fresh.to(device=inputs.device, dtype=torch.bool)
+
+
+def _for_batch(roles: Tensor | None, batch: int) -> Tensor | None:
+    """Roles of a prompt for each of its beams."""
+    if roles is None or roles.shape[0] == batch:
+        return roles
+    if batch % roles.shape[0]:
+        raise ValueError(f"roles must have {batch} rows, got {roles.shape[0]}")
+    return roles.repeat_interleave(batch // roles.shape[0], 0)
+
+
+def _columns(table: Tensor | None, columns: int, new: int) -> Tensor | None:
+    """The next `new` columns of [batch, columns]; zeros where it is shorter, as transformers."""
+    if table is None:
+        return None
+    fresh = table[:, columns : columns + new]
     return torch.nn.functional.pad(fresh, (0, new - fresh.shape[1]))
 
 

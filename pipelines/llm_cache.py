@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -114,12 +115,19 @@ class CompressedCache(DynamicCache):
 
     kv_policy: KVPolicy
     timeline: Timeline
+    model: dict[str, Any]
 
     @classmethod
-    def adopt(cls, cache: DynamicCache, policy: KVPolicy, facts: Iterable[Facts]) -> None:
-        """Turns an empty DynamicCache into a compressed one, in place."""
+    def adopt(
+        cls,
+        cache: DynamicCache,
+        policy: KVPolicy,
+        facts: Iterable[Facts],
+        model: dict[str, Any],
+    ) -> None:
+        """Turns an empty DynamicCache into a compressed one; `model` is what it is good for."""
         cache.__class__ = cls
-        cache.kv_policy, cache.timeline = policy, Timeline()
+        cache.kv_policy, cache.timeline, cache.model = policy, Timeline(), model
         shares, known = Shares(), list(facts)
         for number, layer in enumerate(cache.layers):
             if type(layer) is DynamicLayer:
@@ -168,6 +176,12 @@ class CompressedCache(DynamicCache):
         with torch.no_grad():
             for core in self.cores:
                 core.force()
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything to a safetensors file, for `diffcache.load_cache`."""
+        from .llm_files import save
+
+        save(self, path)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)

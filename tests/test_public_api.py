@@ -21,6 +21,8 @@ FUNCTIONS = {
     "policies": "()",
     "get_policy": "(policy, **overrides)",
     "load": "(path)",
+    "kv_roles": "(model, roles)",
+    "load_cache": "(path, model)",
 }
 CLASSES = {"CallContext", "DiffcacheError", "DiffcacheWarning", "Policy", "Report"}
 ROOMS = {

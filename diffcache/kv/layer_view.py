@@ -28,6 +28,9 @@ class Facts:
     rotate: Callable[[Tensor, Tensor, bool], Tensor] | None = None
     output_weight: Callable[[], Tensor] | None = None
 
+    def __deepcopy__(self, memo: object) -> Facts:
+        return self  # a copy of a cache is of the same model
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerView:

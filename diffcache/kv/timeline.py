@@ -73,6 +73,12 @@ class Timeline:
     def clear(self) -> None:
         self.real = self.positions = self.roles = None
 
+    def restore(self, tables: dict[str, Tensor]) -> None:
+        """Takes the tables that `tensors` gave."""
+        self.clear()
+        for name, table in tables.items():
+            setattr(self, name, table)
+
     def tensors(self) -> dict[str, Tensor]:
         tables = {name: getattr(self, name) for name in TABLES}
         return {name: table for name, table in tables.items() if table is not None}

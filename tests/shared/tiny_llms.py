@@ -66,31 +66,40 @@ def error(logits: Tensor, reference: Tensor) -> float:
 
 
 @torch.no_grad()
-def masked_full(model: Any, context: Tensor, later: Tensor, kept: list[Tensor]) -> Tensor:
+def masked_full(
+    model: Any, context: Any, later: Tensor, kept: list[Tensor], numbers: list[int] | None = None
+) -> Tensor:
     """Logits of `later` after `context` in an untouched model whose layers cannot see more.
 
     The model runs eagerly, in double precision, with each layer's mask set by hand, so nothing
     of ours takes part.
+
+    Args:
+        context: tokens, or the inputs of a vision model by name.
+        kept: for each layer of `numbers` (all by default) bool [batch, heads, columns].
     """
     model = model.double()
+    inputs = context if isinstance(context, dict) else {"input_ids": context}
+    doubled = {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}
     cache = DynamicCache(config=model.config)
-    model(context, cache=cache)
-    past, new = context.shape[1], later.shape[1]
+    model(**doubled, cache=cache)
+    past, new = inputs["input_ids"].shape[1], later.shape[1]
+    layers = model.get_decoder().layers
+    heads = model.config.get_text_config().num_attention_heads
     handles = []
-    for layer, columns in zip(model.model.layers, kept, strict=True):
+    for number, columns in zip(numbers or range(len(layers)), kept, strict=True):
         seen = columns[:, :, None, :past].expand(-1, -1, new, -1)
         causal = torch.ones(new, new, dtype=torch.bool).tril().expand(*seen.shape[:2], -1, -1)
         mask = torch.cat([seen, causal], -1)
-        groups = model.config.num_attention_heads // mask.shape[1]
-        mask = mask.repeat_interleave(groups, 1)
-        bias = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(
-            ~mask, torch.finfo(torch.float64).min
-        )
+        mask = mask.repeat_interleave(heads // mask.shape[1], 1)
+        bias = torch.zeros(mask.shape, dtype=torch.float64)
+        bias.masked_fill_(~mask, torch.finfo(bias.dtype).min)
 
         def put(module: Any, args: Any, kwargs: Any, bias: Tensor = bias) -> Any:
             return args, {**kwargs, "attention_mask": bias}
 
-        handles.append(layer.self_attn.register_forward_pre_hook(put, with_kwargs=True))
+        attention = layers[number].self_attn
+        handles.append(attention.register_forward_pre_hook(put, with_kwargs=True))
     logits = model(later, cache=cache).logits
     for handle in handles:
         handle.remove()
