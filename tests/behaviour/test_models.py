@@ -244,15 +244,15 @@ def test_vace(name):
     module = copy.deepcopy(plain)
     control = start(1, 8, 2, 8, 8)
 
-    def run(model):
+    def run(model, scale=1.0):
         x, outputs = start(1, 4, 2, 8, 8), []
-        for t in TIMES:
+        for i in range(12):  # times close together: random weights are not smooth further apart
             out = model(
                 hidden_states=x,
-                timestep=torch.tensor([t]),
+                timestep=torch.tensor([1000.0 - 20 * i]),
                 encoder_hidden_states=torch.ones(1, 6, 16),
                 control_hidden_states=control,
-                control_hidden_states_scale=torch.ones(2),
+                control_hidden_states_scale=torch.full((2,), scale),
                 return_dict=False,
             )[0]
             outputs.append(out)
@@ -265,8 +265,8 @@ def test_vace(name):
     report = diffcache.report(module)
     assert reused(module) > 0 or any("site='model'" in note for note in report.summary["notes"])
     assert {out.shape for out in found} == {expected[0].shape}
-    # Random weights are not smooth in time: steps are up to 0.5 apart, and a slope overshoots that.
-    assert far(found, expected) < 0.7
+    # Nearer to the full run than that is to one without control, so hints are not lost.
+    assert far(found, expected) < 0.5 < far(run(plain, scale=0.0), expected)
     exact = diffcache.get_policy(name).exact
     assert equal(run(diffcache.wrap(module, name, **exact)), expected)
 
@@ -320,4 +320,4 @@ def test_unet_at_the_stack_site_is_refused_with_a_remedy(unet):
     assert reused(module) or equal(found, expected)
     notes = " ".join(diffcache.report(module).summary["notes"])
     assert reused(module) or "site='model'" in notes
-    assert far(found, expected) < 0.7  # another step's output is 0.9 to 2 away
+    assert far(found, expected) < 0.5
