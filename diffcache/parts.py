@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
@@ -56,7 +56,9 @@ def build(registry: Registry, slot: str, description: Any) -> SlotPart:
     """
     if isinstance(description, SlotPart):
         if description.slot != slot:
-            raise ValueError(f"{slot} must be a {slot}, got the {description.slot} {description}")
+            raise ValueError(
+                f"{slot} must be a {slot} part, got the {description.slot} {description.kind!r}"
+            )
         return description
     if not isinstance(description, (str, Mapping)):
         raise ValueError(f"{slot} must be a part, its kind or a mapping, got {description!r}")
@@ -71,9 +73,43 @@ def build(registry: Registry, slot: str, description: Any) -> SlotPart:
                 f"{slot} {kind!r} has no setting {name!r}; {near(name, cls.__dataclass_fields__)}"
             )
     try:
-        return cls(**{name: _setting(registry, slot, value) for name, value in settings.items()})
+        return cls(**{name: as_setting(registry, slot, value) for name, value in settings.items()})
     except TypeError as error:  # a setting without a default is missing
         raise ValueError(f"{slot} {kind!r}: {error}") from error
+
+
+def flat(pieces: Mapping[str, SlotPart]) -> dict[str, Any]:
+    """Every setting by name; one that two parts share is written "gate.threshold"."""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for slot, piece in pieces.items():
+        for f in fields(piece):
+            found.setdefault(f.name, []).append((slot, getattr(piece, f.name)))
+    settings: dict[str, Any] = {}
+    for name, owners in found.items():
+        for slot, value in owners:
+            settings[name if len(owners) == 1 else f"{slot}.{name}"] = value
+    return settings
+
+
+def changed(
+    registry: Registry, pieces: Mapping[str, SlotPart], policy: str, name: str, value: Any
+) -> dict[str, SlotPart]:
+    """{slot: part} of the one part of `policy` that has a setting, with the new value.
+
+    Raises:
+        ValueError: no part has it, or two have; the message lists near matches.
+    """
+    slot, _, setting = name.rpartition(".")
+    owners = [s for s, piece in pieces.items() if setting in piece.__dataclass_fields__]
+    owners = [owner for owner in owners if slot in ("", owner)]
+    if len(owners) > 1:
+        raise ValueError(
+            f"{name!r} is a setting of {' and '.join(owners)}: write {owners[0]}.{name}"
+        )
+    if not owners:
+        raise ValueError(f"policy {policy!r} has no setting {name!r}; {near(name, flat(pieces))}")
+    new: Any = {setting: as_setting(registry, owners[0], value)}
+    return {owners[0]: replace(pieces[owners[0]], **new)}
 
 
 def near(name: str, known: Mapping[str, Any]) -> str:
@@ -114,11 +150,11 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, SlotPart):
         return value.describe()
-    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else repr(value)
+    return f"({', '.join(map(_shown, value))})" if isinstance(value, tuple) else str(value)
 
 
-def _setting(registry: Registry, slot: str, value: Any) -> Any:
+def as_setting(registry: Registry, slot: str, value: Any) -> Any:
     """Lists as tuples, since settings do not change; a mapping with a kind as the part it is."""
     if isinstance(value, list):
-        return tuple(_setting(registry, slot, item) for item in value)
+        return tuple(as_setting(registry, slot, item) for item in value)
     return build(registry, slot, value) if isinstance(value, Mapping) and "kind" in value else value

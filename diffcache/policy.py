@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from . import policy_files
 from .features import (  # noqa: F401 (registers)
     fitted,
     gates,
@@ -21,10 +21,11 @@ from .features import (  # noqa: F401 (registers)
     store,
     tables,
 )
-from .features.base import SLOTS, Gate, Metric, Part, Predictor, Probe, as_setting, build, near
+from .features.base import PARTS, SLOTS, Gate, Metric, Part, Predictor, Probe, build
 from .features.guards import Guards
 from .features.sites import Site
 from .features.store import Store
+from .parts import changed, flat
 
 if TYPE_CHECKING:
     from .context import CallContext
@@ -99,15 +100,7 @@ class Policy:
 
     def settings(self) -> dict[str, Any]:
         """Every setting by name; one that two parts share is written "gate.threshold"."""
-        found: dict[str, list[tuple[str, Any]]] = {}
-        for slot, piece in self.parts().items():
-            for name, value in asdict(piece).items():
-                found.setdefault(name, []).append((slot, value))
-        flat: dict[str, Any] = {}
-        for name, owners in found.items():
-            for slot, value in owners:
-                flat[name if len(owners) == 1 else f"{slot}.{name}"] = value
-        return flat
+        return flat(self.parts())
 
     def with_settings(self, **overrides: Any) -> Policy:
         """A copy with some settings, or whole parts (`site="model"`, `gate={...}`), replaced.
@@ -119,23 +112,9 @@ class Policy:
         whole: Any = {name: value for name, value in overrides.items() if name in names}
         policy = replace(self, **whole)
         for name in [name for name in overrides if name not in names]:
-            known = policy.settings()
-            if name not in known:
-                raise ValueError(
-                    f"policy {self.name!r} has no setting {name!r}; {near(name, known)}"
-                )
-            policy = policy._with(name, overrides[name])
+            new = changed(PARTS, policy.parts(), self.name, name, overrides[name])
+            policy = replace(policy, **cast(Any, new))
         return policy
-
-    def _with(self, name: str, value: Any) -> Policy:
-        slot, _, setting = name.rpartition(".")
-        for owner, piece in self.parts().items():
-            if setting in piece.__dataclass_fields__ and slot in ("", owner):
-                changed: Any = {owner: replace(piece, **{setting: as_setting(value)})}
-                return replace(self, **changed)
-        raise ValueError(
-            f"policy {self.name!r} has no setting {name!r}; {near(name, self.settings())}"
-        )
 
     def for_model(self, model: str) -> Policy:
         """A copy whose parts go by what was published for `model`, where they do not name one."""
@@ -171,31 +150,19 @@ class Policy:
         Raises:
             ValueError: not a policy, another format, unknown or missing keys.
         """
-        settings = dict(description)
-        version = settings.pop("diffcache_policy", None)
-        if version != FORMAT:
-            raise ValueError(
-                f"diffcache_policy must be {FORMAT}, got {version!r}: another version's file"
+        return cls(
+            **policy_files.entries(
+                description,
+                marker=("diffcache_policy", FORMAT),
+                what="policy",
+                known={f.name: f for f in fields(cls)},
+                needed=("site", "gate", "predictor"),
             )
-        known = {f.name: f for f in fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"a policy has no key {name!r}; {near(name, known)}")
-        missing = [name for name in ("site", "gate", "predictor") if name not in settings]
-        if missing:
-            raise ValueError(f"the policy lacks {', '.join(missing)}")
-        return cls(**settings)
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes .json, .yaml or .yml."""
-        path = Path(path)
-        if _is_yaml(path):
-            import yaml
-
-            text = yaml.safe_dump(json.loads(json.dumps(self.to_dict())), sort_keys=False)
-        else:
-            text = json.dumps(self.to_dict(), indent=2) + "\n"
-        path.write_text(text, encoding="utf-8")
+        policy_files.write(path, self.to_dict())
 
 
 def load(path: str | Path) -> Policy:
@@ -205,39 +172,4 @@ def load(path: str | Path) -> Policy:
         ValueError: the file is no policy; the message names it.
         FileNotFoundError: there is no such file.
     """
-    path = Path(path)
-    yaml_file = _is_yaml(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no policy file {path}: check its path")
-    try:
-        text = path.read_text(encoding="utf-8")
-        if yaml_file:
-            import yaml
-
-            description = yaml.safe_load(text)
-        else:
-            description = _from_json(text)
-        if not isinstance(description, dict):
-            raise ValueError("a policy file holds one mapping")
-        return Policy.from_dict(description)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
-    except Exception as error:
-        if type(error).__module__.startswith("yaml"):
-            raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-        raise
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"not JSON: {error}") from error
-
-
-def _is_yaml(path: Path) -> bool:
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        raise ValueError(f"{path}: a policy file ends in .json, .yaml or .yml")
-    return path.suffix != ".json"
+    return policy_files.read(path, Policy.from_dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .features import policies as _folder
-from .features.base import near
+from .parts import near
 from .policy import Policy, load
 
 _POLICIES: dict[str, Callable[[], Policy]] = {}

@@ -163,7 +163,9 @@ def test_same_name_in_two_parts(two_orders):
     assert "order" not in settings
     changed = two_orders.with_settings(**{"gate.order": 9, "predictor.order": 2})
     assert (changed.gate.order, changed.predictor.order) == (9, 2)
-    with pytest.raises(ValueError, match=r"no setting 'order'; did you mean .*gate\.order"):
+    with pytest.raises(
+        ValueError, match=r"'order' is a setting of gate and predictor: write gate\.order"
+    ):
         two_orders.with_settings(order=3)
 
 

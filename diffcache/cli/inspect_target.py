@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..features.base import near
+from ..parts import near
 from . import demo_model_path
 from .loading import DEMO
 

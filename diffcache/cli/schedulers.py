@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from ..features.base import near
+from ..parts import near
 
 # By name: the class for flow matching, and the one for noise prediction.
 CLASSES = {

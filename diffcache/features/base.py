@@ -7,14 +7,14 @@ once.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from .. import parts
+from ..parts import PartT, SlotPart
 from .kinds import check_kinds
 
 if TYPE_CHECKING:
@@ -24,26 +24,15 @@ if TYPE_CHECKING:
 
 SLOTS = ("site", "probe", "metric", "gate", "predictor", "guards", "store")
 Errors = Callable[[list[list[float]]], list[float]]
-PARTS: dict[str, dict[str, type[Part]]] = {slot: {} for slot in SLOTS}
+PARTS: parts.Registry = {slot: {} for slot in SLOTS}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """Base of every part; `slot` says where in a policy it goes, `kind` is its name in a file."""
-
-    slot: ClassVar[str] = ""
-    kind: ClassVar[str] = ""
+class Part(SlotPart):
+    """Base of every part of a feature policy."""
 
     def __post_init__(self) -> None:
         check_kinds(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **asdict(self)}
-
-    def describe(self) -> str:
-        """The kind and its settings on one line: "threshold(0.05)"."""
-        values = ", ".join(f"{name}={value}" for name, value in asdict(self).items())
-        return f"{self.kind}({values})" if values else self.kind
 
     def fitted(self, policy: Policy, model: str) -> Part:
         """This part for the model that is to be wrapped; "" is none that anything is known of."""
@@ -56,73 +45,14 @@ class Part:
         return None
 
 
-PartT = TypeVar("PartT", bound=Part)
-
-
 def part(slot: str) -> Callable[[type[PartT]], type[PartT]]:
     """Registers a part under its class name in snake_case."""
-
-    def register(cls: type[PartT]) -> type[PartT]:
-        cls.slot = slot
-        cls.kind = re.sub(r"(?<=[a-z])(?=[A-Z0-9])", "_", cls.__name__).lower()
-        PARTS[slot][cls.kind] = cls
-        return cls
-
-    return register
+    return parts.registered(PARTS, slot)
 
 
-def build(slot: str, description: Part | str | Mapping[str, Any]) -> Part:
-    """A part from itself, from the name of its kind, or from what `to_dict` wrote.
-
-    Raises:
-        ValueError: an unknown kind or setting; the message lists near matches.
-    """
-    if isinstance(description, Part):
-        if description.slot != slot:
-            raise ValueError(
-                f"{slot} must be a {slot} part, got the {description.slot} {description.kind!r}"
-            )
-        return description
-    if not isinstance(description, (str, Mapping)):
-        raise ValueError(f"{slot} must be a part, its kind or a mapping, got {description!r}")
-    settings = {"kind": description} if isinstance(description, str) else dict(description)
-    kind = settings.pop("kind", None)
-    if not isinstance(kind, str) or kind not in PARTS[slot]:
-        raise ValueError(f"unknown {slot} {kind!r}; {near(str(kind), PARTS[slot])}")
-    cls = PARTS[slot][kind]
-    for name in settings:
-        if name not in cls.__dataclass_fields__:
-            raise ValueError(
-                f"{slot} {kind!r} has no setting {name!r}; {near(name, cls.__dataclass_fields__)}"
-            )
-    return cls(**{name: as_setting(value) for name, value in settings.items()})
-
-
-def as_setting(value: Any) -> Any:
-    """Lists, as files and the command line have them, as tuples: settings do not change."""
-    return tuple(map(as_setting, value)) if isinstance(value, list) else value
-
-
-def near(name: str, known: Mapping[str, Any]) -> str:
-    """ "did you mean 'hold'?" or the list of all names."""
-    matches = get_close_matches(name, list(known), n=3, cutoff=0.5)
-    if matches:
-        return "did you mean " + " or ".join(map(repr, matches)) + "?"
-    return f"known: {', '.join(sorted(known)) or 'none'}"
-
-
-def check_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Raises ValueError("threshold must be in [0, 1], got 1.4"); NaN and text are refused too."""
-    if not isinstance(value, (int, float)) or not low <= value <= high:
-        bounds = f"in [{low:g}, {high:g}]" if high != float("inf") else f"at least {low:g}"
-        raise ValueError(f"{name} must be {bounds}, got {value!r}")
-
-
-def check_count(name: str, value: float, low: int, high: float = float("inf")) -> None:
-    """As `check_range`, and raises ValueError("interval must be a whole number, got 2.5")."""
-    check_range(name, value, low, high)
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
+def build(slot: str, description: Any) -> Any:
+    """A part from itself, its kind or what `to_dict` wrote; see `diffcache.parts.build`."""
+    return parts.build(PARTS, slot, description)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from ..context import CallContext
-from .base import Gate, check_count, check_range, part
+from ..parts import check_count, check_range
+from .base import Gate, part
 from .cell import Cell
 from .published import check_model, published
 

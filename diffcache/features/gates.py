@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..context import CallContext
-from .base import Gate, check_count, check_range, part
+from ..parts import check_count, check_range
+from .base import Gate, part
 from .cell import Cell
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..context import CallContext
-from .base import Gate, check_count, check_range, part
+from ..parts import check_count, check_range
+from .base import Gate, part
 from .cell import Cell
 
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .base import Errors, Predictor, check_count, check_range, part
+from ..parts import check_count, check_range
+from .base import Errors, Predictor, part
 from .cell import Cell
 from .polynomial import lagrange_weights
 

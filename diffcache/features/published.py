@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .base import near
+from ..parts import near
 
 UNKNOWN = ""  # the `model` of a denoiser that nothing was published for
 

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .base import Predictor, check_count, check_range
+from ..parts import check_count, check_range
+from .base import Predictor
 from .cell import Cell
 from .predictors import Polynomial
 

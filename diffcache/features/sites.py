@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .base import Part, check_count, part
+from ..parts import check_count
+from .base import Part, part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .base import Part, check_count, part
+from ..parts import check_count
+from .base import Part, part
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..context import CallContext
-from .base import check_count, check_range, part
+from ..parts import check_count, check_range
+from .base import part
 from .cell import Cell
 from .gates import Table, computed_steps
 from .guards import Guards

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..parts import near
-from .base import SLOTS, Budget, Compressor, Protection, Scorer, Storage, Trigger, build, discover
+from .. import policy_files
+from ..parts import changed, flat
+from .base import (
+    PARTS,
+    SLOTS,
+    Budget,
+    Compressor,
+    Protection,
+    Scorer,
+    Storage,
+    Trigger,
+    build,
+    discover,
+)
 from .compress import Drop
 from .layer_view import LayerView
 from .positions import Positions
@@ -118,15 +129,7 @@ class KVPolicy:
 
     def settings(self) -> dict[str, Any]:
         """Every setting of a part by name; one that two parts share is written "budget.keep"."""
-        found: dict[str, list[tuple[str, Any]]] = {}
-        for slot, piece in self.parts().items():
-            for f in fields(piece):
-                found.setdefault(f.name, []).append((slot, getattr(piece, f.name)))
-        flat: dict[str, Any] = {}
-        for name, owners in found.items():
-            for slot, value in owners:
-                flat[name if len(owners) == 1 else f"{slot}.{name}"] = value
-        return flat
+        return flat(self.parts())
 
     def with_settings(self, **overrides: Any) -> KVPolicy:
         """A copy with some settings, or whole parts (`scorer="key_difference"`), replaced.
@@ -143,25 +146,10 @@ class KVPolicy:
         if given:
             amounts: Any = {name: given.get(name) for name in AMOUNTS}
             policy = replace(policy, budget=replace(policy.budget, **amounts))
-        for name in overrides:
-            if name not in names and name not in AMOUNTS:
-                policy = policy._with(name, overrides[name])
+        for name in [name for name in overrides if name not in (*names, *AMOUNTS)]:
+            new = changed(PARTS, policy.parts(), self.name, name, overrides[name])
+            policy = replace(policy, **cast(Any, new))
         return policy
-
-    def _with(self, name: str, value: Any) -> KVPolicy:
-        slot, _, setting = name.rpartition(".")
-        owners = [s for s, piece in self.parts().items() if setting in piece.__dataclass_fields__]
-        owners = [owner for owner in owners if slot in ("", owner)]
-        if len(owners) > 1:
-            raise ValueError(
-                f"{name!r} is a setting of {' and '.join(owners)}: write {owners[0]}.{name}"
-            )
-        if not owners:
-            known = self.settings()
-            raise ValueError(f"policy {self.name!r} has no setting {name!r}; {near(name, known)}")
-        value = tuple(value) if isinstance(value, list) else value
-        changed: Any = {owners[0]: replace(self.parts()[owners[0]], **{setting: value})}
-        return replace(self, **changed)
 
     def describe(self) -> str:
         """One line: "key_difference(...) . uniform(...) . drop . contiguous . ..."."""
@@ -180,31 +168,19 @@ class KVPolicy:
         Raises:
             ValueError: not a KV policy, another format, unknown or missing keys.
         """
-        settings = dict(description)
-        version = settings.pop("diffcache_kv_policy", None)
-        if version != FORMAT:
-            raise ValueError(
-                f"diffcache_kv_policy must be {FORMAT}, got {version!r}: another kind of file"
+        return cls(
+            **policy_files.entries(
+                description,
+                marker=("diffcache_kv_policy", FORMAT),
+                what="KV policy",
+                known={f.name: f for f in fields(cls)},
+                needed=("scorer", "budget"),
             )
-        known = {f.name: f for f in fields(cls)}
-        for name in settings:
-            if name not in known:
-                raise ValueError(f"a KV policy has no key {name!r}; {near(name, known)}")
-        missing = [name for name in ("scorer", "budget") if name not in settings]
-        if missing:
-            raise ValueError(f"the KV policy lacks {', '.join(missing)}")
-        return cls(**settings)
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes .json, .yaml or .yml."""
-        path, form = Path(path), _form(Path(path))
-        if form == "yaml":
-            import yaml
-
-            text = yaml.safe_dump(self.to_dict(), sort_keys=False)
-        else:
-            text = json.dumps(self.to_dict(), indent=2) + "\n"
-        path.write_text(text, encoding="utf-8")
+        policy_files.write(path, self.to_dict())
 
 
 def load_kv_policy(path: str | Path) -> KVPolicy:
@@ -214,31 +190,4 @@ def load_kv_policy(path: str | Path) -> KVPolicy:
         ValueError: the file is no KV policy; the message names it.
         FileNotFoundError: there is no such file.
     """
-    path, form = Path(path), _form(Path(path))
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no policy file {path}: check its path")
-    try:
-        text = path.read_text(encoding="utf-8")
-        description = _parse(text, form)
-        if not isinstance(description, dict):
-            raise ValueError("a policy file holds one mapping")
-        return KVPolicy.from_dict(description)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
-
-
-def _parse(text: str, form: str) -> Any:
-    if form == "json":
-        return json.loads(text)
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {error}") from error
-
-
-def _form(path: Path) -> Literal["json", "yaml"]:
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        raise ValueError(f"{path}: a policy file ends in .json, .yaml or .yml")
-    return "json" if path.suffix == ".json" else "yaml"
+    return policy_files.read(path, KVPolicy.from_dict)

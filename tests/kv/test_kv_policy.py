@@ -74,7 +74,7 @@ def test_positions_that_rotated_keys_cannot_have_are_refused() -> None:
 def test_parts_can_be_named() -> None:
     policy = kv.KVPolicy(scorer="position", budget={"kind": "uniform", "keep": 0.5})
     assert policy.scorer == Position() and policy.budget == Uniform(keep=0.5)
-    with pytest.raises(ValueError, match="scorer must be a scorer, got the budget"):
+    with pytest.raises(ValueError, match="scorer must be a scorer part, got the budget 'uniform'"):
         kv.KVPolicy(scorer=Uniform(keep=1.0), budget=Uniform(keep=1.0))
 
 
