@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,3 +147,10 @@ def _transformer() -> Any:
         cross_attn_norm=True,
         qk_norm="rms_norm_across_heads",
     )
+
+
+@pytest.fixture
+def environment(repo_root):
+    """For a process of its own: this checkout, one thread, no hub."""
+    path = os.pathsep.join([str(repo_root), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from small_disk import UNSHARE, mounts
 
 MAIN = "from diffcache.cli import main; main()"
-UNSHARE = shutil.which("unshare")
-
-
-def mounts() -> bool:
-    """Whether a process may have a disk of its own here."""
-    if UNSHARE is None:
-        return False
-    mount = [UNSHARE, "-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(mount, capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def environment(repo_root):
-    path = os.pathsep.join([str(repo_root), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

@@ -10,23 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
+from small_disk import UNSHARE, mounts
 
 COMMAND = [sys.executable, "-c", "from diffcache.cli import main; main()", "run"]
-UNSHARE = shutil.which("unshare")
-
-
-def mounts() -> bool:
-    """Whether a process may have a disk of its own here."""
-    if UNSHARE is None:
-        return False
-    mount = [UNSHARE, "-Urm", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return subprocess.run(mount, capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def environment(repo_root):
-    path = os.pathsep.join([str(repo_root), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def finished(folder: Path) -> list[str]:

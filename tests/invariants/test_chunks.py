@@ -7,25 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from toys import every_second_chunk
 
 import diffcache
-from diffcache import Policy
 
 TIMES = torch.linspace(1000, 400, 10)
-
-
-@pytest.fixture
-def across_chunks():
-    """Reuses every second chunk: hold over the chunk axis."""
-    return Policy(
-        name="every second chunk",
-        site="model",
-        gate={"kind": "interval", "interval": 2},
-        predictor="hold",
-        axis="chunk",
-        guards={"kind": "guards", "warmup_steps": 0, "min_steps": 0},
-        exact={"interval": 1},
-    )
 
 
 @pytest.mark.peer_row(22)
@@ -60,9 +46,9 @@ def test_a_new_chunk_begins_anew_wherever_its_times_begin(policy, tiny_wan, loop
 
 
 @pytest.mark.parametrize("scheduled", [True, False])
-def test_chunk_axis_reuses_the_chunk_before(across_chunks, tiny_wan, loop, scheduled):
+def test_chunk_axis_reuses_the_chunk_before(tiny_wan, loop, scheduled):
     """The same step of the chunk before, in chunks 1 and 3; nothing within a chunk."""
-    pipe = diffcache.wrap(tiny_wan(), across_chunks)
+    pipe = diffcache.wrap(tiny_wan(), every_second_chunk())
     outputs = []
     for index in range(4):
         times = TIMES

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import pytest
 import torch
 from tiny_chunked import STEPS, TINIES, skyreels
-from toys import fitting, lively
+from toys import every_second_chunk, fitting, lively
 
 import diffcache
 from diffcache.features.cell import Cell
@@ -216,16 +216,7 @@ def test_noise_on_carried_frames_is_no_single_time():
 
 def test_the_chunk_axis_counts_the_pipelines_chunks():
     """A policy over chunks reuses the same step of the chunk before, in every second chunk."""
-    across = diffcache.Policy(
-        name="every second chunk",
-        site="model",
-        gate={"kind": "interval", "interval": 2},
-        predictor="hold",
-        axis="chunk",
-        guards={"kind": "guards", "warmup_steps": 0, "min_steps": 0},
-        exact={"interval": 1},
-    )
-    pipe = wrapped("HeliosPipeline", across)
+    pipe = wrapped("HeliosPipeline", every_second_chunk())
     tiny("HeliosPipeline").run(pipe)
     decisions = [{row.decision for row in denoising(pipe) if row.chunk == i} for i in range(3)]
     assert decisions == [{"compute"}, {"reuse"}, {"compute"}]

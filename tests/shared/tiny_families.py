@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_llms import VOCABULARY
+from tiny_llms import SIZES
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig
 from transformers.models.deepseek_v3 import DeepseekV3Config
 from transformers.models.gemma2 import Gemma2Config
@@ -19,19 +19,7 @@ from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
 from transformers.models.qwen3_next import Qwen3NextConfig
 from transformers.models.smolvlm import SmolVLMConfig
 
-TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.05,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+TEXT = {**SIZES, "num_hidden_layers": 4}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LATENT = {
     "num_key_value_heads": 4,

@@ -10,6 +10,19 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from transformers.cache_utils import DynamicCache
 
 VOCABULARY = 97
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.05,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 
 def llama(attn: str = "sdpa", **settings: Any) -> Any:
@@ -24,21 +37,8 @@ def qwen3(attn: str = "sdpa", **settings: Any) -> Any:
 
 def _made(config: Any, attn: str, **settings: Any) -> Any:
     torch.manual_seed(0)
-    sizes = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.05,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
     made = AutoModelForCausalLM.from_config(
-        config(**{**sizes, **settings}), attn_implementation=attn
+        config(**{**SIZES, **settings}), attn_implementation=attn
     )
     return made.eval()
 

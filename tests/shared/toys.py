@@ -171,3 +171,16 @@ def fill_zeros(module: nn.Module) -> nn.Module:
         if not parameter.any():
             nn.init.normal_(parameter, std=0.1)
     return module.eval()
+
+
+def every_second_chunk() -> diffcache.Policy:
+    """Holds each step's output of the chunk before, in every second chunk."""
+    return diffcache.Policy(
+        name="every second chunk",
+        site="model",
+        gate={"kind": "interval", "interval": 2},
+        predictor="hold",
+        axis="chunk",
+        guards={"kind": "guards", "warmup_steps": 0, "min_steps": 0},
+        exact={"interval": 1},
+    )
