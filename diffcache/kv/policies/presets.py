@@ -2,6 +2,7 @@
 
 `exact` evicts and codes nothing. The others share one recipe: KeyDiff's score, smoothed over seven
 neighbours so that numbers and names stay together, and the heads of a layer sharing its budget.
+The fractions are not yet measured on a trained model.
 """
 
 from ..base import Storage
